@@ -1,0 +1,81 @@
+"""Generate, verify and tune FP32 matrix-multiplication kernels for one GPU and one problem size.
+
+>>> import autotune
+>>> autotune.Problem(4096, 4096, 4096).flops
+137438953472
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import (
+    AutotuneError,
+    ConfigError,
+    DeviceError,
+    ProblemError,
+    RecordError,
+    RecordMissing,
+    SpaceError,
+    ToolchainError,
+    TuningError,
+    UsageError,
+)
+from autotune.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.device import Device, current_device, named_device
+    from autotune.kernel import Kernel, best_kernel
+    from autotune.progress import Budget
+    from autotune.render import Source
+    from autotune.space import Config, Space
+    from autotune.tuner import tune
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Budget": "progress",
+    "Config": "space",
+    "Device": "device",
+    "Kernel": "kernel",
+    "Source": "render",
+    "Space": "space",
+    "best_kernel": "kernel",
+    "current_device": "device",
+    "named_device": "device",
+    "tune": "tuner",
+}
+
+__all__ = [
+    "AutotuneError",
+    "Budget",
+    "Config",
+    "ConfigError",
+    "Device",
+    "DeviceError",
+    "Kernel",
+    "Problem",
+    "ProblemError",
+    "RecordError",
+    "RecordMissing",
+    "Source",
+    "Space",
+    "SpaceError",
+    "ToolchainError",
+    "TuningError",
+    "UsageError",
+    "best_kernel",
+    "current_device",
+    "named_device",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the home of a public name when it is first used: NumPy, Optuna and CuPy cost hundreds of ms."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+    value = getattr(import_module(f"autotune.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,81 @@
+"""The command line: turns words into calls, errors into one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from autotune import __version__
+from autotune.errors import AutotuneError
+
+COMMANDS = {  # name: (module, help); help stands here so that --help imports no command
+    "tune": ("tune", "Search for the fastest kernel of a problem and store it."),
+    "show": ("show", "Show a stored record and its finalists, or list all records."),
+    "space": ("space", "Count a search space: what each rule removes, and why."),
+    "emit": ("emit", "Print the CUDA source of a record, preset or config."),
+    "doctor": ("doctor", "Say what works on this machine, and what to install."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List the commands in the order of use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"autotune.cli.{COMMANDS[cmd_name][0]}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the short helps without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT, invoke_without_command=True)
+@click.version_option(__version__, prog_name="autotune")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Generate, verify and tune FP32 matrix-multiplication kernels for your GPU and your shapes."""
+    ctx.obj = debug
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Run the command line; an error is one line on stderr.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
+    """
+    debug = "--debug" in sys.argv
+    try:
+        status = cli.main(standalone_mode=False, prog_name="autotune")
+    except click.ClickException as error:
+        words = " ".join(error.format_message().split()).removesuffix(".")
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        click.echo(f"autotune: {words}{hint}", err=True)
+        status = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("autotune: interrupted", err=True)
+        status = 130
+    except AutotuneError as error:
+        if debug:
+            raise
+        click.echo(f"autotune: {error}", err=True)
+        status = error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        status = 1
+    sys.exit(status if isinstance(status, int) else 0)

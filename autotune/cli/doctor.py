@@ -1,0 +1,162 @@
+"""``autotune doctor``: what works on this machine, and what to install."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+import click
+
+from autotune.cli.options import json_option
+from autotune.errors import AutotuneError, Rejected
+
+NEEDED_EVERYWHERE = ("NVRTC", "records")
+NEEDED_TO_TUNE = (*NEEDED_EVERYWHERE, "driver", "CuPy", "GPU")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; ``remedy`` is empty when there is nothing to do."""
+
+    part: str
+    works: bool
+    says: str
+    remedy: str = ""
+
+
+@click.command()
+@json_option
+def command(as_json: bool) -> None:
+    """Say what works on this machine (driver, GPU, NVRTC, CuPy, cuBLAS, records), and what to install.
+
+    Exit code 1 when kernels cannot be compiled or records not be kept; a missing GPU is not a failure.
+    """
+    findings = [_nvrtc(), _cache(), _driver(), *_gpu(), _nvml()]
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            click.echo(f"{'ok     ' if finding.works else 'missing'}  {finding.part:<8} {finding.says}")
+            if finding.remedy:
+                click.echo(f"{'':18}{finding.remedy}")
+        ready = all(
+            finding.works
+            for finding in findings
+            if finding.part in ("NVRTC", "records", "driver", "GPU", "CuPy")
+        )
+        click.echo(
+            "this machine can tune"
+            if ready
+            else "this machine cannot tune; space and emit work with --target"
+        )
+    if not all(finding.works for finding in findings if finding.part in NEEDED_EVERYWHERE):
+        sys.exit(1)
+
+
+def _nvrtc() -> Finding:
+    from autotune.compiler import compile_text, nvrtc
+
+    try:
+        library = nvrtc()
+        arch = library.supported_archs[0]
+        made = compile_text('extern "C" __global__ void probe() {}', "probe", arch)
+    except AutotuneError as error:
+        return Finding("NVRTC", False, "not usable", str(error))
+    version = ".".join(map(str, library.version))
+    if isinstance(made, Rejected):
+        return Finding(
+            "NVRTC",
+            False,
+            f"{version} from {library.path} does not compile: {made.why}",
+            "pip install nvidia-cuda-nvrtc",
+        )
+    archs = library.supported_archs
+    return Finding("NVRTC", True, f"{version} from {library.path}, compiles for {archs[0]} to {archs[-1]}")
+
+
+def _cache() -> Finding:
+    from autotune.paths import cache_dir
+    from autotune.records.files import check_writable
+
+    folder = cache_dir()
+    try:
+        check_writable(folder)
+    except AutotuneError as error:
+        return Finding("records", False, "cannot be kept", str(error))
+    return Finding("records", True, f"{len(list(folder.glob('*/*.json')))} in {folder}")
+
+
+def _driver() -> Finding:
+    import ctypes
+
+    version = ctypes.c_int()
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return Finding(
+            "driver",
+            False,
+            "no NVIDIA driver (libcuda.so.1)",
+            "install the NVIDIA driver; nothing else of CUDA is needed",
+        )
+    return Finding("driver", True, f"supports CUDA {version.value // 1000}.{version.value % 1000 // 10}")
+
+
+def _gpu() -> list[Finding]:
+    from autotune.device import current_device
+
+    try:
+        import cupy
+        from cupy.cuda import runtime
+    except ImportError as error:
+        return [
+            Finding(
+                "CuPy",
+                False,
+                f"cannot be imported ({error})",
+                "pip install 'autotune-cuda[cuda13]' (driver 580 or later) or 'autotune-cuda[cuda12]'",
+            ),
+            Finding("GPU", False, "not asked: CuPy is missing"),
+        ]
+    found = [Finding("CuPy", True, f"{cupy.__version__} for CUDA {runtime.runtimeGetVersion() // 1000}")]
+    try:
+        first = current_device(0)
+        devices = [first, *(current_device(ordinal) for ordinal in range(1, runtime.getDeviceCount()))]
+    except AutotuneError as error:
+        return [*found, Finding("GPU", False, "none usable", str(error))]
+    for ordinal, device in enumerate(devices):
+        says = (
+            f"{ordinal}: {device.name}, compute capability {device.compute_capability}, "
+            f"{device.sm_count} SMs, {device.shared_per_block} bytes of shared memory per block, "
+            f"{device.l2_bytes >> 20} MiB L2, {device.memory_bytes >> 30} GiB"
+        )
+        found.append(Finding("GPU", True, says))
+    return [*found, _cublas(runtime.driverGetVersion() // 1000)]
+
+
+def _cublas(driver_major: int) -> Finding:
+    import ctypes
+
+    from autotune.gpu.cublas import library_candidates
+
+    for path in library_candidates(driver_major):
+        try:
+            ctypes.CDLL(path)
+        except OSError:
+            continue
+        return Finding("cuBLAS", True, path)
+    remedy = "pip install nvidia-cublas" if driver_major >= 13 else "pip install nvidia-cublas-cu12"
+    return Finding("cuBLAS", False, "not found: winners are not compared with it", remedy)
+
+
+def _nvml() -> Finding:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except Exception as error:  # clocks are a courtesy: whatever is wrong with NVML is not worth a failure
+        return Finding("NVML", False, f"clocks are not recorded ({error})")
+    return Finding("NVML", True, f"driver {version}: clocks and throttling are recorded")

@@ -1,0 +1,104 @@
+"""The options that several commands share, turned into problems, devices and folders."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from autotune.device import Device, current_device, named_device
+from autotune.errors import DeviceError, UsageError
+from autotune.problem import LAYOUTS, MATHS, Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def problem_options(required: bool = True) -> Callable[[F], Callable[..., Any]]:
+    """Add --m --n --k --layout --beta --math; the command gets ``problem``, None when no size was given."""
+
+    def add(command: F) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(
+            m: int | None, n: int | None, k: int | None, layout: str, beta: int, math: str, **others: Any
+        ) -> Any:
+            return command(problem=_problem(m, n, k, layout, beta, math), **others)
+
+        wrapped: Callable[..., Any] = call
+        for name, kind, default, text in (
+            ("--math", str, "ffma", f"Arithmetic: {', '.join(MATHS)}."),
+            ("--beta", int, 0, "0: C is never read. 1: it is, and scaled by a beta."),
+            ("--layout", str, "nn", f"How A and B are stored: {', '.join(LAYOUTS)}."),
+        ):
+            wrapped = click.option(name, type=kind, default=default, show_default=True, help=text)(wrapped)
+        for name, text in (
+            ("--k", "Length of each dot product."),
+            ("--n", "Columns of C."),
+            ("--m", "Rows of C."),
+        ):
+            wrapped = click.option(name, type=int, required=required, help=text)(wrapped)
+        return wrapped
+
+    return add
+
+
+def _problem(
+    m: int | None, n: int | None, k: int | None, layout: str, beta: int, math: str
+) -> Problem | None:
+    if m is None and n is None and k is None:
+        return None
+    if m is None or n is None or k is None:
+        raise UsageError("a problem needs all of --m, --n and --k")
+    return Problem(m, n, k, layout, beta, math)  # type: ignore[arg-type]  # Problem checks the words
+
+
+def space_option(command: F) -> F:
+    """Add --space as ``space_name``."""
+    text = "Search space: a family, or a .toml file that narrows or replaces one."
+    option = click.option(
+        "--space", "space_name", default="sgemm", show_default=True, metavar="FAMILY|FILE", help=text
+    )
+    return option(command)
+
+
+def json_option(command: F) -> F:
+    """Add --json as ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Write one JSON value to stdout.")(command)
+
+
+def cache_option(command: F) -> F:
+    """Add --cache as ``root``."""
+    folder = click.Path(path_type=Path, file_okay=False)
+    return click.option("--cache", "root", type=folder, help="Folder of records.")(command)
+
+
+def target_options(command: F) -> F:
+    """Add --device as ``ordinal``, and --target."""
+    command = click.option("--target", help="A GPU of the built-in table, such as h200; needs no GPU.")(
+        command
+    )
+    return click.option("--device", "ordinal", type=int, help="CUDA ordinal of a GPU here.")(command)
+
+
+def device_of(ordinal: int | None, target: str | None) -> tuple[Device, str]:
+    """Choose the device: the named target, the GPU of this machine, else the H200 of the table.
+
+    Returns:
+        The device; and what to tell the user behind the answer, "" unless the device was assumed.
+
+    Raises:
+        UsageError: Both were given, or the target is unknown.
+        DeviceError: The GPU that was asked for cannot be used.
+    """
+    if target is not None:
+        if ordinal is not None:
+            raise UsageError("--device is a GPU here and --target one of the table: give one of them")
+        return named_device(target), ""
+    try:
+        return current_device(ordinal or 0), ""
+    except DeviceError:
+        if ordinal is not None:
+            raise
+        return named_device("h200"), "no GPU here: these are the limits of an NVIDIA H200 (see --target)"

@@ -1,0 +1,88 @@
+"""``autotune show``: stored records, for people."""
+
+from __future__ import annotations
+
+import json
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.cli.options import cache_option, json_option, problem_options
+from autotune.errors import RecordError, RecordMissing
+from autotune.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.records.schema import Record
+
+
+@click.command()
+@problem_options(required=False)
+@click.option("--family", default="sgemm", show_default=True, help="Kernel family.")
+@cache_option
+@json_option
+def command(problem: Problem | None, family: str, root: Path | None, as_json: bool) -> None:
+    """Show the record of a problem on every device that has one; without sizes, list all records."""
+    from autotune import records
+    from autotune.cli.tune import summary
+    from autotune.paths import cache_dir
+
+    folder = root or cache_dir()
+    pattern = "*/*.json" if problem is None else f"*/{escape(family)}_{problem.key}.json"
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        try:
+            found.append(records.read(path))
+        except RecordError as error:
+            click.echo(f"autotune: {error}", err=True)
+    if problem is not None and not found:
+        raise RecordMissing(
+            f"{folder} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
+        )
+    if as_json:
+        objects = [json.loads(records.to_json(record)) for record in found]
+        alone = problem is not None and len(objects) == 1
+        click.echo(json.dumps(objects[0] if alone else objects, indent=2))
+    elif problem is None:
+        _list(found, folder)
+    else:
+        for record in found:
+            click.echo(summary(record))
+            _rank(record)
+
+
+def _list(found: list[Record], folder: Path) -> None:
+    if not found:
+        click.echo(f"{folder} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
+        return
+    from autotune.cli.tables import make_console, make_table
+
+    table = make_table("device", "problem", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created")
+    for record in found:
+        table.add_row(
+            record.device.name,
+            str(record.problem),
+            f"{record.timing.median_ms:.5g}" if record.timing else "-",
+            f"{record.gflops / 1000:.2f}" if record.gflops else "-",
+            f"{record.vs_cublas:.3f}" if record.vs_cublas else "-",
+            f"{record.search.seen} of {record.search.legal}",
+            record.created[:10],
+        )
+    make_console().print(table)
+
+
+def _rank(record: Record) -> None:
+    """Rank the finalists, naming only the parameters in which they differ."""
+    if not record.finalists:
+        return
+    from autotune.cli.tables import make_console, make_table
+
+    names = [name for name in record.config if len({each.config.get(name) for each in record.finalists}) > 1]
+    table = make_table("rank", "ms", "10-90 %", "", *names)
+    for rank, each in enumerate(record.finalists, 1):
+        low, _, high = each.quantiles
+        mark = "winner" if rank == 1 else "tied" if each.tied else ""
+        choices = (str(each.config.get(name)) for name in names)
+        table.add_row(str(rank), f"{each.median_ms:.6g}", f"{low:.5g}-{high:.5g}", mark, *choices)
+    make_console().print(table)

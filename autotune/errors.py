@@ -1,0 +1,85 @@
+"""The error tree, and the value that stands for a candidate's expected failure.
+
+::
+
+    AutotuneError
+    ├── UsageError          the request cannot be carried out as asked (exit code 2)
+    │   ├── ProblemError    m, n, k, layout, beta or math out of range
+    │   ├── SpaceError      a search-space file is wrong, or leaves no legal config
+    │   └── ConfigError     a config is unknown, incomplete or not legal here
+    ├── DeviceError         no GPU, an unknown one, too little memory, a driver too old (exit code 1)
+    ├── ToolchainError      NVRTC or CuPy is missing or cannot serve this architecture (exit code 1)
+    ├── RecordError         a record cannot be read or written (exit code 1)
+    │   └── RecordMissing   no record serves this problem on this device
+    └── TuningError         the search ended without one usable candidate (exit code 1)
+
+A message says what failed, the numbers against the limit, and what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+
+class AutotuneError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(AutotuneError):
+    """The request itself is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class ProblemError(UsageError, ValueError):
+    """A problem's sizes, layout, beta class or math are out of range."""
+
+
+class SpaceError(UsageError, ValueError):
+    """A search-space file is wrong, or no config of it is legal."""
+
+
+class ConfigError(UsageError, ValueError):
+    """A config names unknown parameters, misses some, or breaks a constraint."""
+
+
+class DeviceError(AutotuneError):
+    """There is no usable GPU, or its limits do not allow what was asked."""
+
+
+class ToolchainError(AutotuneError):
+    """NVRTC, CuPy or cuBLAS is missing, or does not know the architecture."""
+
+
+class RecordError(AutotuneError):
+    """A record file cannot be read or written."""
+
+
+class RecordMissing(RecordError, LookupError):
+    """No record serves this problem on this device."""
+
+
+class TuningError(AutotuneError):
+    """The search ended and not one candidate was usable."""
+
+
+RejectionKind = Literal["constraint", "compile", "compile_timeout", "crash", "timeout", "correctness"]
+REJECTION_KINDS: tuple[RejectionKind, ...] = get_args(RejectionKind)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Why a candidate cannot win: an expected outcome of a search, so a value and not an exception.
+
+    Attributes:
+        kind: constraint (its real registers or shared memory exceed the device), compile,
+            compile_timeout, crash (a CUDA error or a dead worker), timeout (the kernel did not end),
+            correctness (a wrong result, or a write outside C).
+        why: One line with the numbers.
+    """
+
+    kind: RejectionKind
+    why: str

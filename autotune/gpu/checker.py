@@ -1,0 +1,189 @@
+"""Turns a multiplication loaded on the GPU into a `Verdict`, or names what it overwrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import Rejected
+from autotune.gpu.cuda import Gpu
+from autotune.gpu.inputs import Inputs, InputSet
+from autotune.gpu.sampling import Sample
+from autotune.gpu.slab import Slab
+from autotune.gpu.verify_kernels import COMPARED_WORDS, Place, VerifyKernels, Worst
+from autotune.problem import FLOAT_BYTES, Problem
+from autotune.verify import CHECK_ALPHA, Deviation, Projection, Verdict, check_beta, judge
+
+Multiply = Callable[[float, int, int, float, int], None]
+"""Enqueues C = alpha op(A) op(B) + beta C for (alpha, A, B, beta, C), the matrices as addresses."""
+
+REFERENCE_SHARE = 0.8  # of the memory that is free, for complete references
+MAX_REFERENCE_ELEMENTS = 1 << 31
+_FOUND_WORDS = 2 * COMPARED_WORDS + 1
+
+
+class Checker:
+    """Checks results on one GPU against float64.
+
+    Args:
+        gpu: Where to run.
+        kernels: verify.cu on it.
+        problem: What is computed.
+        seed: Of inputs and samples.
+
+    Raises:
+        DeviceError: The GPU lacks memory.
+    """
+
+    def __init__(self, gpu: Gpu, kernels: VerifyKernels, problem: Problem, seed: int) -> None:
+        self._gpu = gpu
+        self._problem = problem
+        self._seed = seed
+        self._kernels = kernels
+        self._inputs = Inputs(gpu, kernels, problem, seed)
+        self._memory = gpu.allocate(8 * _FOUND_WORDS)
+        self._turn = 0
+        self._stale = False
+
+    @property
+    def set_count(self) -> int:
+        """Sets of inputs that candidates are checked on in turn."""
+        return len(self._inputs.sets)
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """Addresses of one A, B and C, to time with."""
+        inputs = self._inputs.sets[0]
+        return inputs.a.address, inputs.b.address, self._inputs.c.address
+
+    def check(self, multiply: Multiply) -> Verdict | Rejected:
+        """Run once; compare sampled rows and columns and a projection of all of C.
+
+        Raises:
+            CUDA_ERRORS: The kernel cannot be launched, or failed.
+        """
+        if self._stale:
+            self._inputs.refill()
+            self._stale = False
+        inputs = self._inputs.sets[self._turn]
+        self._turn = (self._turn + 1) % len(self._inputs.sets)
+        found = self._memory.ptr
+        projection = found + 8 * 2 * COMPARED_WORDS
+        m, c, sums = self._problem.m, self._inputs.c, self._inputs.sums
+
+        self._run(multiply, inputs)
+        self._gpu.fill(found, 0, 8 * _FOUND_WORDS)
+        self._gpu.fill(sums, 0, 8 * m)
+        for index, place in enumerate(inputs.places):
+            self._kernels.compare(c, place, found + 8 * COMPARED_WORDS * index)
+        self._kernels.project(c, inputs.x, sums)
+        self._kernels.compare_projection(sums, inputs.projected, inputs.projected_limit, m, projection)
+        if damage := self.damage():
+            return damage
+        words = self._gpu.download(found, _FOUND_WORDS, np.uint64)
+        deviations = [
+            self._deviation(sample, words[COMPARED_WORDS * index :])
+            for index, sample in enumerate(inputs.samples)
+        ]
+        worst = Worst.unpack(int(words[-1]))
+        rows, cols = len(inputs.samples[0].rows), len(inputs.samples[1].cols)
+        return judge(
+            self._problem.k,
+            deviations,
+            Projection(worst.ratio, worst.index),
+            f"N(0,1), seed {self._seed}, set {inputs.number} of {len(self._inputs.sets)}: "
+            f"{rows} rows, {cols} columns, projection of all rows",
+        )
+
+    def damage(self) -> Rejected | None:
+        """Wait for the GPU; if a kernel wrote where it must not, repair that and say what it was."""
+        damage = self._inputs.damage()
+        if not damage:
+            return None
+        self._inputs.refill()
+        return _wrote(damage)
+
+    def check_in_full(
+        self, multiplies: Sequence[Multiply], announce: Callable[[int | None], None]
+    ) -> list[Verdict | Rejected]:
+        """Compare every element of every result, on inputs drawn for this call.
+
+        Args:
+            multiplies: What to check.
+            announce: Told the index of the one about to run; None before references are computed.
+
+        Raises:
+            CUDA_ERRORS: The last announced kernel cannot be launched, or failed.
+        """
+        outcomes: dict[int, Verdict | Rejected] = {}
+        while len(outcomes) < len(multiplies):
+            waiting = {index: multiplies[index] for index in range(len(multiplies)) if index not in outcomes}
+            outcomes.update(self._full_pass(waiting, announce))
+        return [outcomes[index] for index in range(len(multiplies))]
+
+    def _full_pass(
+        self, multiplies: Mapping[int, Multiply], announce: Callable[[int | None], None]
+    ) -> dict[int, Verdict | Rejected]:
+        """Return every verdict, or one rejection: after stray writes the inputs must be drawn again.
+
+        The complete reference is held in memory where it fits, else it is computed in chunks of rows, and
+        every kernel runs again for each.
+        """
+        announce(None)
+        problem, c = self._problem, self._inputs.c
+        inputs = self._inputs.redraw()
+        self._stale = True
+        elements = min(int(REFERENCE_SHARE * self._gpu.memory_free) // 16, MAX_REFERENCE_ELEMENTS)
+        chunk = max(1, min(problem.m, elements // problem.n))
+        sizes = {"rows": 4 * chunk, "cols": 4 * problem.n}
+        sizes["expected"] = sizes["limit"] = 8 * chunk * problem.n
+        plan = Slab.of(sizes, guard_bytes=0)
+        memory = self._gpu.allocate(plan.total)
+        address = {section.name: memory.ptr + section.begin for section in plan.sections}
+        cols = np.arange(problem.n, dtype=np.int32)
+        self._gpu.upload(address["cols"], cols)
+
+        parts: dict[int, list[Deviation]] = {index: [] for index in multiplies}
+        for begin in range(0, problem.m, chunk):
+            announce(None)
+            sample = Sample(np.arange(begin, min(begin + chunk, problem.m), dtype=np.int32), cols)
+            lists = (address["rows"], len(sample.rows), address["cols"], problem.n)
+            place = Place(*lists, address["expected"], address["limit"])
+            self._gpu.upload(place.rows, sample.rows)
+            self._gpu.fill(place.expected, 0, 8 * sample.count)
+            self._gpu.fill(place.limit, 0, 8 * sample.count)
+            beta = check_beta(problem)
+            self._kernels.reference(inputs.a, inputs.b, inputs.c0.address, place, CHECK_ALPHA, beta)
+            self._gpu.synchronize()
+            for index, multiply in multiplies.items():
+                announce(index)
+                self._run(multiply, inputs)
+                self._gpu.fill(self._memory.ptr, 0, 8 * COMPARED_WORDS)
+                self._kernels.compare(c, place, self._memory.ptr)
+                if damage := self._inputs.damage():
+                    return {index: _wrote(damage)}
+                words = self._gpu.download(self._memory.ptr, COMPARED_WORDS, np.uint64)
+                parts[index].append(self._deviation(sample, words))
+        described = f"N(0,1), seed {self._seed}, drawn for the finalists: all elements"
+        return {index: judge(problem.k, parts[index], None, described) for index in multiplies}
+
+    def _run(self, multiply: Multiply, inputs: InputSet) -> None:
+        self._inputs.poison(inputs)
+        addresses = inputs.a.address, inputs.b.address, self._inputs.c.address
+        multiply(CHECK_ALPHA, addresses[0], addresses[1], check_beta(self._problem), addresses[2])
+
+    def _deviation(self, sample: Sample, words: NDArray[np.uint64]) -> Deviation:
+        """Read the `COMPARED_WORDS` of a sample, and the worst element from C."""
+        worst = Worst.unpack(int(words[0]))
+        error_squares, reference_squares = words[1:COMPARED_WORDS].view(np.float64)
+        line, place = divmod(worst.index, len(sample.cols))
+        row, col = int(sample.rows[line]), int(sample.cols[place])
+        address = self._inputs.c.address + FLOAT_BYTES * (row * self._problem.n + col)
+        value = float(self._gpu.download(address, 1, np.float32)[0])
+        return Deviation(float(error_squares), float(reference_squares), worst.ratio, row, col, value)
+
+
+def _wrote(damage: str) -> Rejected:
+    return Rejected("correctness", f"wrote outside C: changed {damage}")

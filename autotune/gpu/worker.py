@@ -1,0 +1,350 @@
+"""Turns compiled candidates into verified measurements, by a worker process that may be lost to one of them.
+
+A kernel can hang or break the CUDA context of its process; then the process is replaced, the kernel at fault
+is rejected, and the others are measured by the next process.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from autotune.compiler import Binary
+from autotune.device import Device
+from autotune.errors import AutotuneError, DeviceError, Rejected, RejectionKind
+from autotune.problem import Problem
+from autotune.process import Child, ChildDied
+from autotune.render import Launch
+from autotune.timing import Timing
+from autotune.verify import Verdict
+
+START_SECONDS = 120.0
+SETUP_SECONDS = 300.0  # of a complete float64 reference, on a GPU whose float64 is slow
+IN_PIPE = 2  # the next candidate is there when the GPU becomes free
+MAX_LOST_STARTS = 3
+# cuBLAS as a baseline computes in FP32 proper, whatever the user's environment asks for.
+ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"}
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What the worker reports when it is ready.
+
+    Attributes:
+        device: The GPU.
+        driver: Version of the driver, such as "580.95.05".
+        cublas: Whether there is a baseline.
+        memory_free: Bytes free after the inputs were allocated.
+        input_sets: Sets of inputs that candidates are checked on in turn.
+        pci_bus_id: Such as "0000:04:00.0".
+    """
+
+    device: Device
+    driver: str
+    cublas: bool
+    memory_free: int
+    input_sets: int
+    pci_bus_id: str
+
+
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A candidate that was right, and how long it takes."""
+
+    timing: Timing
+    verdict: Verdict
+
+
+Trial = MeasuredTrial | Rejected
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Finalists checked in full and timed in turns with cuBLAS.
+
+    Attributes:
+        outcomes: By key, in the order they were given.
+        cublas: None where cuBLAS is absent or failed its check.
+        cublas_kernel: What cuBLAS launched, if the driver tells.
+    """
+
+    outcomes: dict[Any, Trial]
+    cublas: Timing | None
+    cublas_kernel: str | None
+
+
+@dataclass(frozen=True)
+class _Job:
+    number: int
+    key: Hashable
+    cubin: bytes
+    entry: str
+    launch: Launch
+    best_ms: float | None
+    timeout_s: float
+
+
+class GpuWorker:
+    """One GPU working on one problem in a child process. Use as a context manager.
+
+    The child starts at once; nothing waits for it before `ready` or `collect`.
+
+    Args:
+        ordinal: CUDA ordinal of the GPU.
+        problem: What every candidate computes.
+        seed: Of inputs and samples; drawn anew when None.
+        cold: Time with operands that are not in the L2 cache.
+        service: What the child runs.
+
+    Attributes:
+        seed: The seed in use.
+    """
+
+    def __init__(
+        self,
+        ordinal: int,
+        problem: Problem,
+        *,
+        seed: int | None = None,
+        cold: bool = False,
+        service: str = "autotune.gpu.service:serve",
+    ) -> None:
+        self.seed = secrets.randbits(48) if seed is None else seed
+        self._service = service
+        self._arguments = (ordinal, problem, self.seed, cold)
+        self._queue: deque[_Job] = deque()
+        self._piped: deque[_Job] = deque()  # in the child's pipe; the first may have been started
+        self._finished: list[tuple[Hashable, Trial]] = []
+        self._lost_starts = 0
+        self._submitted = 0
+        self._start()
+
+    # ------------------------------------------------------------------------------------------ trials
+
+    def ready(self, timeout: float = START_SECONDS) -> GpuFacts:
+        """Wait until the worker can measure.
+
+        Raises:
+            DeviceError: There is no usable GPU, it lacks memory, or the worker does not start.
+            ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
+        """
+        end = time.monotonic() + timeout
+        while self._facts is None:
+            self._advance()
+            remaining = end - time.monotonic()
+            if self._facts is None and remaining <= 0:
+                raise DeviceError(f"the GPU worker is not ready after {timeout:g} s")
+            if self._facts is None:
+                self._wait(remaining)
+        return self._facts
+
+    @property
+    def waitables(self) -> list[Connection]:
+        """Connections of which one becomes readable when `collect` has something to do."""
+        return [self._child.connection]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Time (`time.monotonic`) at which the start or the running candidate is over its limit, or None."""
+        return self._deadline
+
+    @property
+    def pending(self) -> int:
+        """Candidates submitted and not yet collected."""
+        return len(self._queue) + len(self._piped) + len(self._finished)
+
+    def submit(
+        self, key: Hashable, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float
+    ) -> None:
+        """Have one candidate verified and timed; `collect` returns the outcome beside ``key``.
+
+        Args:
+            key: Stays in this process.
+            binary: The compiled candidate.
+            launch: How to start it.
+            best_ms: Fastest median so far: a clearly slower candidate is timed briefly.
+            timeout_s: Limit from when the worker begins with it.
+        """
+        self._submitted += 1
+        job = _Job(self._submitted, key, binary.cubin, binary.entry, launch, best_ms, timeout_s)
+        self._queue.append(job)
+        self._advance()
+
+    def collect(self, timeout: float = 0) -> list[tuple[Any, Trial]]:
+        """Return every outcome that is there; replace a worker that died or ran out of time.
+
+        Args:
+            timeout: Seconds to wait for the first.
+
+        Raises:
+            DeviceError: The worker cannot be started again.
+            ToolchainError: Likewise.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            self._advance()
+            remaining = end - time.monotonic()
+            if self._finished or not self.pending or remaining <= 0:
+                finished, self._finished = self._finished, []
+                return finished
+            self._wait(remaining)
+
+    def close(self) -> None:
+        """Kill the worker and forget what was not collected."""
+        self._child.kill()
+        self._queue.clear()
+        self._piped.clear()
+        self._finished.clear()
+
+    def __enter__(self) -> GpuWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ finals
+
+    def finals(self, entries: Sequence[tuple[Hashable, Binary, Launch]], timeout_s: float) -> Finals:
+        """Check finalists in full on new inputs, then time them and cuBLAS in turns.
+
+        One that kills the worker, or is silent for ``timeout_s`` seconds, is rejected and the rest repeated.
+
+        Raises:
+            ValueError: Candidates are pending.
+            DeviceError: The worker fails without a finalist's fault.
+        """
+        if self.pending:
+            raise ValueError(f"{self.pending} candidates are pending: collect them before the finals")
+        jobs = [
+            _Job(number, key, binary.cubin, binary.entry, launch, None, timeout_s)
+            for number, (key, binary, launch) in enumerate(entries)
+        ]
+        rejected: dict[Hashable, Trial] = {}
+        baseline = True
+        while True:
+            self.ready()
+            contestants = [job for job in jobs if job.key not in rejected]
+            if not contestants:
+                return Finals({job.key: rejected[job.key] for job in jobs}, None, None)
+            answer = self._final_round(contestants, baseline, timeout_s)
+            if isinstance(answer, Finals):
+                outcomes = {**rejected, **answer.outcomes}
+                return Finals(
+                    {job.key: outcomes[job.key] for job in jobs}, answer.cublas, answer.cublas_kernel
+                )
+            guilty, rejection = answer
+            if guilty is None:
+                raise DeviceError(f"the GPU worker failed before a finalist ran: {rejection.why}")
+            if guilty < len(contestants):
+                rejected[contestants[guilty].key] = rejection
+            else:
+                baseline = False
+
+    def _final_round(
+        self, jobs: Sequence[_Job], baseline: bool, timeout_s: float
+    ) -> Finals | tuple[int | None, Rejected]:
+        """Run the finals once; on a failure name the index at fault (cuBLAS comes last) and start anew."""
+        step: int | None = None
+        try:
+            self._child.send(("finals", [(job.cubin, job.entry, job.launch) for job in jobs], baseline))
+            while True:
+                limit = SETUP_SECONDS if step is None else timeout_s
+                if not self._child.poll(limit):
+                    self._restart()
+                    return step, Rejected("timeout", f"no sign of life for {limit:g} s in the finals")
+                kind, *rest = self._child.receive()
+                if kind == "step":
+                    step = rest[0]
+                elif kind == "fault":
+                    self._restart()
+                    return step, rest[0]
+                else:
+                    outcomes, cublas, kernel = rest
+                    keys = [job.key for job in jobs]
+                    return Finals(dict(zip(keys, outcomes, strict=True)), cublas, kernel)
+        except ChildDied as death:
+            self._restart()
+            return step, Rejected("crash", f"the GPU worker died: {death.summary}")
+
+    # ------------------------------------------------------------------------------------------ the child
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for a message, but not beyond the deadline."""
+        if self._deadline is not None:
+            seconds = min(seconds, self._deadline - time.monotonic())
+        wait(self.waitables, max(0.0, seconds))
+
+    def _start(self) -> None:
+        self._facts: GpuFacts | None = None
+        self._child = Child(self._service, *self._arguments, env=ENVIRONMENT)
+        self._deadline: float | None = time.monotonic() + START_SECONDS
+
+    def _restart(self) -> None:
+        self._child.kill()
+        self._start()
+
+    def _advance(self) -> None:
+        """Take every message that is there, enforce the deadline, and keep the pipe filled."""
+        while self._child.poll():
+            try:
+                message = self._child.receive()
+            except ChildDied as death:
+                self._lose("crash", f"the GPU worker died: {death.summary}")
+                continue
+            self._take(*message)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            limit = START_SECONDS if self._facts is None else self._piped[0].timeout_s
+            self._lose("timeout", f"no result after {limit:g} s")
+        self._fill_pipe()
+
+    def _take(self, kind: str, *rest: Any) -> None:
+        """Act on one message of the child."""
+        if kind == "ready":
+            self._facts, self._deadline = rest[0], None
+        elif kind == "failed":
+            error: AutotuneError = rest[0]
+            self._child.kill()
+            raise error
+        elif kind == "started":
+            self._deadline = time.monotonic() + self._piped[0].timeout_s
+        else:
+            outcome, usable = rest
+            self._deadline, self._lost_starts = None, 0
+            self._finished.append((self._piped.popleft().key, outcome))
+            if not usable:
+                self._replace()
+
+    def _lose(self, kind: RejectionKind, why: str) -> None:
+        """Blame the candidate that was running, if one was, and start a new child for the others."""
+        if self._facts is not None and self._deadline is not None:
+            self._finished.append((self._piped.popleft().key, Rejected(kind, why)))
+        else:
+            self._lost_starts += 1
+            if self._lost_starts >= MAX_LOST_STARTS:
+                self._child.kill()
+                raise DeviceError(
+                    f"the GPU worker failed {self._lost_starts} times before it could measure: {why}"
+                )
+        self._replace()
+
+    def _replace(self) -> None:
+        """Start a new child; what lay in the old one's pipe goes back to the front of the queue."""
+        self._queue.extendleft(reversed(self._piped))
+        self._piped.clear()
+        self._restart()
+
+    def _fill_pipe(self) -> None:
+        while self._facts is not None and self._queue and len(self._piped) < IN_PIPE:
+            job = self._queue[0]
+            try:
+                self._child.connection.send(("trial", job.cubin, job.entry, job.launch, job.best_ms))
+            except (
+                OSError
+            ):  # it died: the next `_advance` reads what it said before, then learns how it ended
+                return
+            self._piped.append(self._queue.popleft())

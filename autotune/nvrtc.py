@@ -1,0 +1,155 @@
+"""Turns the libraries on this machine into one loaded NVRTC: where it is looked for, and its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.errors import ToolchainError
+
+_LIBRARY = "libnvrtc.so"
+_WHEEL_FOLDERS = ("nvidia/cu[0-9]*/lib", "nvidia/cuda_nvrtc/lib")  # CUDA 13 and later; CUDA 12
+_SYSTEM_MAJORS = (13, 12)
+_REMEDY = "pip install nvidia-cuda-nvrtc, or set AUTOTUNE_NVRTC to the path of a libnvrtc.so"
+
+
+class Nvrtc:
+    """A loaded NVRTC library.
+
+    Attributes:
+        path: What was loaded: a file, or the name the system's loader resolved.
+        version: (major, minor).
+        supported_archs: Such as ("sm_75", ..., "sm_121"), ascending.
+
+    Raises:
+        OSError: It cannot be loaded.
+        AttributeError: It is not NVRTC, or older than 11.2.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._library = library = ctypes.CDLL(path)
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+        numbers = (ctypes.c_int * count.value)()
+        library.nvrtcGetSupportedArchs(numbers)
+        self.version = (major.value, minor.value)
+        self.supported_archs = tuple(f"sm_{number}" for number in sorted(numbers))
+
+    def resolve(self, arch: str) -> str:
+        """Return ``arch``, or for a minor newer than the library the highest it knows of that major.
+
+        Machine code runs on a later minor of its major, so "sm_123" may become "sm_121".
+
+        Raises:
+            ToolchainError: The library has nothing for this architecture.
+        """
+        known = [int(name[3:]) for name in self.supported_archs]
+        match = re.fullmatch(r"sm_(\d+)([af]?)", arch)
+        if match and int(match[1]) in known:
+            return arch
+        if match and not match[2]:
+            wanted = int(match[1])
+            older = [number for number in known if number // 10 == wanted // 10 and number < wanted]
+            if older:
+                return f"sm_{max(older)}"
+        raise ToolchainError(
+            f"NVRTC {self.version[0]}.{self.version[1]} cannot compile for {arch}: it supports "
+            f"{', '.join(self.supported_archs)}. Install another release of nvidia-cuda-nvrtc, "
+            f"or set AUTOTUNE_NVRTC (loaded: {self.path})"
+        )
+
+    def compile(self, text: str, options: tuple[str, ...]) -> tuple[int, str, bytes, str]:
+        """Compile once: (nvrtcResult, log, cubin, PTX); the last two are empty when it failed."""
+        nvrtc, program = self._library, ctypes.c_void_p()
+
+        def read(what: str) -> bytes:
+            size = ctypes.c_size_t()
+            self._check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+            buffer = ctypes.create_string_buffer(size.value)
+            self._check(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
+            return buffer.raw
+
+        self._check(
+            nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+        )
+        try:
+            arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            code = int(nvrtc.nvrtcCompileProgram(program, len(options), arguments))
+            log = (
+                read("ProgramLog").replace(b"\0", b"").decode(errors="replace")
+            )  # one precedes ptxas's errors
+            log = re.sub(r"(?m)^ptxas info\s*: Compile time = .*\n", "", log)
+            if code:
+                return code, log, b"", ""
+            return code, log, read("CUBIN"), read("PTX").rstrip(b"\0").decode()
+        finally:
+            nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def error_name(self, code: int) -> str:
+        """Name an nvrtcResult, such as "NVRTC_ERROR_COMPILATION"."""
+        return str(self._library.nvrtcGetErrorString(code).decode())
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise ToolchainError(f"NVRTC reports {self.error_name(code)}; loaded from {self.path}")
+
+
+@functools.cache
+def nvrtc() -> Nvrtc:
+    """Load NVRTC: ``AUTOTUNE_NVRTC``, the wheel of the driver's CUDA major version, any wheel, the system.
+
+    Raises:
+        ToolchainError: None can be loaded.
+    """
+    chosen = os.environ.get("AUTOTUNE_NVRTC")
+    tried = []
+    for path in [chosen] if chosen else _libraries(_driver_major()):
+        try:
+            return Nvrtc(path)
+        except (OSError, AttributeError) as error:
+            tried.append(f"{path} ({error})" if os.path.exists(path) else path)
+    source = "AUTOTUNE_NVRTC" if chosen else "no wheel on sys.path, system"
+    raise ToolchainError(f"NVRTC cannot be loaded; tried {source}: {', '.join(tried)}. {_REMEDY}")
+
+
+def nvrtc_version() -> str:
+    """Version of the loaded NVRTC, such as "13.5"."""
+    return "{}.{}".format(*nvrtc().version)
+
+
+def _libraries(driver: int | None) -> Iterator[str]:
+    """Yield the places of NVRTC; within wheels and system the driver's major first, then the newest."""
+
+    def preference(major: int) -> tuple[bool, int]:
+        return (major != driver, -major)
+
+    wheels = [
+        file
+        for entry in sys.path
+        for folder in _WHEEL_FOLDERS
+        for file in Path(entry or ".").glob(f"{folder}/{_LIBRARY}.[0-9]*")
+    ]
+    yield from map(str, sorted(wheels, key=lambda file: preference(int(file.name.split(".")[2]))))
+    for major in sorted(_SYSTEM_MAJORS, key=preference):
+        yield f"{_LIBRARY}.{major}"
+        yield from map(str, Path("/usr/local").glob(f"cuda*/lib64/{_LIBRARY}.{major}"))
+    yield _LIBRARY
+
+
+def _driver_major() -> int | None:
+    """CUDA major version of the installed driver, None without one; needs no GPU and creates no context."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000

@@ -1,0 +1,126 @@
+"""Turns sizes, a layout and a beta class into a `Problem`: what is computed, and how much work that is."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from autotune.errors import ProblemError
+
+Layout = Literal["nn", "nt", "tn", "tt"]
+Math = Literal["ffma"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+MATHS: tuple[Math, ...] = get_args(Math)
+MAX_EXTENT = 2**31 - 1
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C[m, n] = alpha op(A)[m, k] op(B)[k, n] + beta C, float32, row-major, leading dimensions contiguous.
+
+    alpha and beta are run-time scalars; only whether beta may be non-zero belongs to the problem.
+
+    Attributes:
+        m: Rows of C, 1 to 2^31 - 1.
+        n: Columns of C, 1 to 2^31 - 1.
+        k: Length of each dot product, 1 to 2^31 - 1.
+        layout: "n" means stored as used, "t" stored transposed; first letter A, second B.
+            "nn": A `[m, k]`, B `[k, n]`; "tn": A `[k, m]`; "nt": B `[n, k]`.
+        beta: 0 never reads C (it may hold NaN); 1 reads C and accepts any beta.
+        math: "ffma": FP32 fused multiply-adds on the CUDA cores.
+
+    Raises:
+        ProblemError: A value is out of range.
+    """
+
+    m: int
+    n: int
+    k: int
+    layout: Layout = "nn"
+    beta: int = 0
+    math: Math = "ffma"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            extent = _integer(name, getattr(self, name))
+            object.__setattr__(self, name, extent)
+            if not 1 <= extent <= MAX_EXTENT:
+                raise ProblemError(f"{name} = {extent} is out of range: give 1 to {MAX_EXTENT} (2^31 - 1)")
+        if self.layout not in LAYOUTS:
+            raise ProblemError(f"layout {self.layout!r} is unknown: give one of {', '.join(LAYOUTS)}")
+        object.__setattr__(self, "beta", _integer("beta", self.beta))
+        if self.beta not in (0, 1):
+            raise ProblemError(
+                f"beta = {self.beta} is not a class: give 0 (C is never read) or 1 (C is read and scaled)"
+            )
+        if self.math not in MATHS:
+            raise ProblemError(f"math {self.math!r} is unknown: give one of {', '.join(MATHS)}")
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """Shape of A as stored."""
+        return (self.m, self.k) if self.layout[0] == "n" else (self.k, self.m)
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """Shape of B as stored."""
+        return (self.k, self.n) if self.layout[1] == "n" else (self.n, self.k)
+
+    @property
+    def c_shape(self) -> tuple[int, int]:
+        """Shape of C."""
+        return (self.m, self.n)
+
+    @property
+    def lda(self) -> int:
+        """Leading dimension of A in elements."""
+        return self.a_shape[1]
+
+    @property
+    def ldb(self) -> int:
+        """Leading dimension of B in elements."""
+        return self.b_shape[1]
+
+    @property
+    def ldc(self) -> int:
+        """Leading dimension of C in elements."""
+        return self.n
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, 2 m n k: one multiplication and one addition per term."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of A, B and C together."""
+        return FLOAT_BYTES * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    @property
+    def key(self) -> str:
+        """The problem as part of a file name, such as ``f32_nn_m4096_n4096_k4096_beta0_ffma``."""
+        return f"f32_{self.layout}_m{self.m}_n{self.n}_k{self.k}_beta{self.beta}_{self.math}"
+
+    def __str__(self) -> str:
+        return f"{self.m} x {self.n} x {self.k} {self.layout}" + (" beta" if self.beta else "")
+
+    def cli_flags(self) -> str:
+        """Write the flags that name this problem on the command line."""
+        flags = f"--m {self.m} --n {self.n} --k {self.k}"
+        if self.layout != "nn":
+            flags += f" --layout {self.layout}"
+        if self.beta:
+            flags += " --beta 1"
+        return flags
+
+
+def _integer(name: str, value: object) -> int:
+    """Accept what is an integer, NumPy's too, but no truth value and no float."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]  # refused by index itself
+        except TypeError:
+            pass
+    raise ProblemError(f"{name} must be an integer, not {value!r}")

@@ -1,0 +1,143 @@
+"""Says how long a search may go on, what became of each candidate, and how far the search is."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autotune.compiler import Binary
+from autotune.device import Device
+from autotune.errors import Rejected, UsageError
+from autotune.gpu.worker import MeasuredTrial
+from autotune.problem import Problem
+from autotune.render import Source
+from autotune.space import Config
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a search goes on: until a time has passed, or a number of candidates was evaluated."""
+
+    seconds: float = math.inf
+    evaluations: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read "60s", "5m", "1h" or a number of evaluations such as "300".
+
+        Raises:
+            UsageError: It is none of these, or not positive.
+        """
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])?\s*", text)
+        if match is None:
+            raise UsageError(
+                f"budget {text!r} is not understood: "
+                "give a time such as 60s, 5m or 1h, or a number of candidates such as 300"
+            )
+        amount, unit = float(match[1]), match[2]
+        if amount <= 0 or (unit is None and amount != int(amount)):
+            raise UsageError(
+                f"budget {text!r} is out of range: give at least one candidate, or a time such as 60s"
+            )
+        if unit is None:
+            return cls(evaluations=int(amount))
+        return cls(seconds=amount * _UNITS[unit])
+
+    def __str__(self) -> str:
+        return str(self.evaluations) if self.evaluations is not None else f"{self.seconds:g}s"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One evaluated candidate: its source, its binary if it compiled, and its time or why it was rejected."""
+
+    source: Source
+    binary: Binary | None
+    outcome: MeasuredTrial | Rejected
+
+    @property
+    def config(self) -> Config:
+        """The choices it was made from."""
+        return self.source.config
+
+    @property
+    def median_ms(self) -> float | None:
+        """Median time of one launch, ms; None when rejected."""
+        return None if isinstance(self.outcome, Rejected) else self.outcome.timing.median_ms
+
+    def line(self) -> dict[str, object]:
+        """Write the trial for the log."""
+        line: dict[str, object] = {"config": dict(self.config)}
+        if isinstance(self.outcome, Rejected):
+            line |= {"outcome": self.outcome.kind, "why": self.outcome.why}
+        else:
+            timing = self.outcome.timing
+            line |= {
+                "outcome": "measured",
+                "median_ms": timing.median_ms,
+                "quantiles": list(timing.quantiles),
+                "repeats": timing.repeats,
+                "error": self.outcome.verdict.error,
+            }
+        if self.binary is not None:
+            line |= {
+                "registers": self.binary.registers,
+                "spill_bytes": self.binary.spill_bytes,
+                "compile_s": round(self.binary.seconds, 3),
+            }
+        return line
+
+
+@dataclass
+class Progress:
+    """What a run has done so far, handed to its watcher after every event.
+
+    Attributes:
+        problem: What is being tuned.
+        budget: As asked for.
+        device: Where; None until the GPU answered.
+        legal: Candidates there are.
+        outcomes: Evaluated candidates by outcome: "measured" or a rejection kind.
+        examples: For each rejection kind the first candidate and why.
+        best: Fastest verified candidate.
+        stage: What is going on, in a few words.
+        seconds: Since the search began.
+    """
+
+    problem: Problem
+    budget: Budget
+    device: Device | None = None
+    legal: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    best: Trial | None = None
+    stage: str = "starting the GPU worker"
+    seconds: float = 0.0
+
+    @property
+    def seen(self) -> int:
+        """Candidates evaluated."""
+        return self.outcomes.total()
+
+    def count(self, trial: Trial) -> None:
+        """Take one more trial into account."""
+        if isinstance(trial.outcome, Rejected):
+            kind = trial.outcome.kind
+            self.outcomes[kind] += 1
+            self.examples.setdefault(kind, f"{trial.config.id}: {trial.outcome.why}")
+            return
+        self.outcomes["measured"] += 1
+        if self.best is None or trial.outcome.timing.median_ms < (self.best.median_ms or math.inf):
+            self.best = trial
+
+    def counts(self) -> str:
+        """Say the outcomes in words: "120 measured, 2 compile"."""
+        return ", ".join(f"{number} {kind}" for kind, number in self.outcomes.items())
+
+
+Watcher = Callable[[Progress], None]

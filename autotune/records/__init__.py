@@ -1,0 +1,51 @@
+"""What a search leaves: the winner as a JSON file that people read, and every trial beside it."""
+
+from autotune.records.files import (
+    check_writable,
+    differences,
+    find,
+    from_json,
+    now,
+    read,
+    record_path,
+    serves,
+    to_json,
+    write,
+)
+from autotune.records.schema import (
+    SCHEMA,
+    Cublas,
+    Finalist,
+    Launch,
+    Record,
+    RecordedDevice,
+    Resources,
+    Search,
+    Timing,
+    Toolchain,
+    Verification,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Cublas",
+    "Finalist",
+    "Launch",
+    "Record",
+    "RecordedDevice",
+    "Resources",
+    "Search",
+    "Timing",
+    "Toolchain",
+    "Verification",
+    "check_writable",
+    "differences",
+    "find",
+    "from_json",
+    "now",
+    "read",
+    "record_path",
+    "serves",
+    "to_json",
+    "write",
+]

@@ -1,0 +1,243 @@
+"""Says what a record file holds: `Record` and its parts, whose fields are the keys of the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from autotune.device import Device
+from autotune.errors import REJECTION_KINDS, RecordError
+from autotune.problem import Problem
+from autotune.records.typed import Limit, ReadOnly
+
+SCHEMA: Final = 1
+OUTCOMES = ("measured", "estimated", *REJECTION_KINDS)
+
+Count = Annotated[int, Limit(least=0)]
+Size = Annotated[int, Limit(least=1)]
+Milliseconds = Annotated[float, Limit(above=0)]
+Quantiles = tuple[Milliseconds, Milliseconds, Milliseconds]
+Text = Annotated[str, Limit(pattern=".+")]
+Name = Annotated[str, Limit(pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*")]
+Digest = Annotated[str, Limit(pattern="[0-9a-f]{8,64}")]
+Config = Mapping[Name, int | str]
+Scalar = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class RecordedDevice:
+    """The GPU that a record was made on, or for: `Device` without the limits that no reader needs.
+
+    Attributes:
+        name: As the driver reports it.
+        compute_capability: "major.minor".
+        sm_count: Streaming multiprocessors.
+        shared_per_block: Shared memory of one block with opt-in, bytes.
+        l2_bytes: L2 cache.
+        mig: Name of the MIG slice, None for a whole GPU.
+    """
+
+    name: Text
+    compute_capability: Annotated[str, Limit(pattern=r"[0-9]{1,2}\.[0-9]")]
+    sm_count: Size
+    shared_per_block: Size
+    l2_bytes: Count
+    mig: Text | None
+
+    @classmethod
+    def of(cls, device: Device) -> RecordedDevice:
+        """Take the recorded facts from a `Device`."""
+        return cls(**{field.name: getattr(device, field.name) for field in fields(cls)})
+
+    @property
+    def slug(self) -> str:
+        """The folder of this device's records; the same as `Device.slug`."""
+        return re.sub(r"[^0-9A-Za-z]+", "_", self.name if self.mig is None else f"{self.name} {self.mig}")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is launched: blocks, threads of a block, bytes of dynamic shared memory."""
+
+    grid: tuple[Size, Size, Size]
+    block: tuple[Size, Size, Size]
+    shared_bytes: Count
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What compiled and ran the kernel: NVRTC ("13.5") and its flags; the driver, None without a GPU."""
+
+    nvrtc: Text
+    driver: Text | None
+    flags: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler reports: registers of a thread, spilled bytes, bytes of static shared memory."""
+
+    registers: Size
+    spill_bytes: Count
+    shared_bytes: Count
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one launch takes on the GPU.
+
+    Attributes:
+        median_ms: Median of the samples, per launch.
+        quantiles: 10, 50 and 90 % quantiles, ms.
+        repeats: Samples.
+        launches: Launches in one sample.
+        l2: Whether the operands were in L2 before a launch.
+        method: Launches enqueued one after the other, or replayed as a CUDA graph.
+        clocks: What the driver said about clocks and throttling; None where it was not asked.
+        noisy: The samples spread more than timing tolerates.
+    """
+
+    median_ms: Milliseconds
+    quantiles: Quantiles
+    repeats: Size
+    launches: Size
+    l2: Literal["warm", "cold"]
+    method: Literal["back-to-back", "graph"]
+    clocks: Mapping[Name, Scalar | tuple[Scalar, ...]] | None
+    noisy: bool
+
+    def __post_init__(self) -> None:
+        _ascending(self.quantiles)
+        if self.clocks is not None:
+            object.__setattr__(self, "clocks", ReadOnly(self.clocks))
+
+
+@dataclass(frozen=True)
+class Cublas:
+    """The baseline, interleaved with the winner in one run; ``kernel`` is None where its name is unknown."""
+
+    median_ms: Milliseconds
+    kernel: Text | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far the output was from the reference: relative Frobenius error, its bound, the inputs in words."""
+
+    error: Annotated[float, Limit(least=0)]
+    bound: Annotated[float, Limit(above=0)]
+    inputs: Text
+
+    def __post_init__(self) -> None:
+        if self.error > self.bound:
+            raise RecordError(
+                f"error {self.error:.6g} exceeds its bound {self.bound:.6g}: not a verified kernel"
+            )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the search did.
+
+    Attributes:
+        strategy: Its name.
+        budget: As asked for: a number of candidates, or a time such as "60s".
+        seconds: Wall-clock time it took.
+        complete: It ended by itself, not by an interrupt.
+        seen: Candidates evaluated.
+        legal: Legal candidates there are.
+        outcomes: Candidates by what became of them: "measured" (or "estimated") and the rejection kinds.
+        seed: Of its random choices.
+    """
+
+    strategy: Text
+    budget: Count | Text
+    seconds: Annotated[float, Limit(least=0)]
+    complete: bool
+    seen: Count
+    legal: Count
+    outcomes: Mapping[Name, Count]
+    seed: int | None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.outcomes if name not in OUTCOMES]
+        if unknown:
+            raise RecordError(f"unknown outcome {unknown[0]!r}: expected one of {', '.join(OUTCOMES)}")
+        object.__setattr__(self, "outcomes", ReadOnly(self.outcomes))
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One config of the last, interleaved comparison; tied when it cannot be told from the winner."""
+
+    config: Config
+    median_ms: Milliseconds
+    quantiles: Quantiles
+    tied: bool
+
+    def __post_init__(self) -> None:
+        _ascending(self.quantiles)
+        object.__setattr__(self, "config", ReadOnly(self.config))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The stored winner of one search; its fields are the keys of the file, in this order.
+
+    Attributes:
+        evidence: "measured" on a GPU, or "estimated" without one (then every time below is None or empty).
+        config: Parameter names to values.
+        code_digest: SHA-256 of the rendered text without comments.
+        template_digest: Of the templates that rendered it.
+        space_digest: Of the search-space file.
+        gflops: 2 m n k / median_ms, in 10^9 operations per second.
+        vs_cublas: Time of cuBLAS / time of this kernel; None where cuBLAS is absent.
+        finalists: Best first.
+        created: UTC, such as "2026-01-31T12:00:00Z".
+
+    Raises:
+        RecordError: The parts contradict each other.
+    """
+
+    schema: Literal[1] = SCHEMA
+    evidence: Literal["measured", "estimated"]
+    problem: Problem
+    device: RecordedDevice
+    family: Name
+    config: Config
+    launch: Launch
+    code_digest: Digest
+    template_digest: Digest
+    space_digest: Digest
+    toolchain: Toolchain
+    resources: Resources
+    timing: Timing | None
+    gflops: Annotated[float, Limit(above=0, decimals=1)] | None
+    vs_cublas: Annotated[float, Limit(above=0, decimals=4)] | None
+    cublas: Cublas | None
+    verification: Verification
+    search: Search
+    finalists: tuple[Finalist, ...]
+    created: Annotated[str, Limit(pattern="[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "config", ReadOnly(self.config))
+        if self.evidence == "measured" and (self.timing is None or self.gflops is None):
+            raise RecordError("a measured record needs timing and gflops")
+        times = (self.timing, self.gflops, self.vs_cublas, self.cublas)
+        if self.evidence == "estimated" and (self.finalists or any(time is not None for time in times)):
+            raise RecordError("an estimated record holds no timing, gflops, vs_cublas, cublas or finalists")
+        if (self.vs_cublas is None) != (self.cublas is None):
+            raise RecordError("vs_cublas and cublas go together: both or neither")
+        try:
+            datetime.fromisoformat(self.created)
+        except ValueError as error:
+            raise RecordError(f"created is not a time: {error}") from None
+
+
+def _ascending(quantiles: tuple[float, ...]) -> None:
+    if list(quantiles) != sorted(quantiles):
+        raise RecordError(f"quantiles must ascend, got {', '.join(f'{q:.6g}' for q in quantiles)}")

@@ -1,0 +1,251 @@
+"""Turns plain JSON values into frozen dataclasses, checked against their type hints, and back."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from autotune.errors import AutotuneError, RecordError
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+MAX_INTEGER = 2**63 - 1
+_NOUNS: dict[type, str] = {
+    bool: "a bool",
+    int: "an int",
+    float: "a float",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    NoneType: "null",
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a type alone cannot say about a field; used as ``Annotated[float, Limit(above=0)]``.
+
+    Attributes:
+        least: Smallest value allowed.
+        above: The value must be greater than this.
+        pattern: Regular expression that the whole string matches.
+        decimals: Decimals to write, or four significant digits where those are more.
+            Without it a float is written with six significant digits.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    pattern: str | None = None
+    decimals: int | None = None
+
+
+class ReadOnly(Mapping[str, V]):
+    """A mapping that cannot be changed: hashable, picklable, equal to a dict with the same items."""
+
+    def __init__(self, items: Mapping[str, V]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+class _FaultError(Exception):
+    """One thing wrong with the JSON value at ``at``, such as ``$.config.BM``."""
+
+    def __init__(self, at: str, why: str) -> None:
+        super().__init__(f"{at}: {why}")
+
+
+class NewerSchemaError(RecordError):
+    """A later version wrote this file: it is not broken, so nothing renames or replaces it."""
+
+
+def refuse_newer(value: object, schema: int, where: Path | str) -> None:
+    """Check the ``schema`` of a parsed file before anything else in it is judged.
+
+    Raises:
+        NewerSchemaError: It is greater than ``schema``, the latest that this version reads.
+    """
+    found = value.get("schema") if isinstance(value, dict) else None
+    if isinstance(found, int) and found > schema:
+        raise NewerSchemaError(
+            f"{where}: schema {reprlib.repr(found)} is newer than {schema}, the latest this version reads: "
+            "update autotune-cuda, or move the file away"
+        )
+
+
+def build(kind: type[T], value: object, where: Path | str) -> T:
+    """Make a dataclass of a parsed JSON value, with every key, type and limit checked.
+
+    Raises:
+        RecordError: One line with the file, the JSON path and what was expected there.
+    """
+    try:
+        return cast(T, _read(value, kind, "$"))
+    except _FaultError as fault:
+        raise RecordError(f"{where}: {fault}") from None
+
+
+def plain(value: object) -> Any:
+    """Turn dataclasses and mappings into dicts and tuples into lists, floats rounded as their limits say."""
+    return _plain(value, None)
+
+
+# --- plain to dataclass ----------------------------------------------------------------------------------
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _options(hint: Any) -> list[Any]:
+    if get_origin(hint) in (Union, UnionType):
+        return [option for part in get_args(hint) for option in _options(part)]
+    return [hint]
+
+
+def _bare(hint: Any) -> tuple[Any, Limit]:
+    if get_origin(hint) is Annotated:
+        bare, limit = get_args(hint)
+        return bare, limit
+    return hint, Limit()
+
+
+def _accepts(hint: Any) -> tuple[type, ...]:
+    """The types, as the JSON parser makes them, that a hint without a union takes; an int is a number too."""
+    bare, _ = _bare(hint)
+    if bare is float:
+        return (float, int)
+    if get_origin(bare) is Literal:
+        return tuple(type(choice) for choice in get_args(bare))
+    if get_origin(bare) is tuple:
+        return (list,)
+    return (bare,) if bare in _NOUNS else (dict,)
+
+
+def _read(value: object, hint: Any, at: str) -> object:
+    options = _options(hint)
+    chosen = next((option for option in options if type(value) in _accepts(option)), None)
+    if chosen is None:
+        wanted = " or ".join(_wanted(option) for option in options)
+        raise _FaultError(at, f"expected {wanted}, got {_got(value)}")
+    bare, limit = _bare(chosen)
+    if isinstance(value, dict):
+        return _read_object(value, bare, at) if is_dataclass(bare) else _read_mapping(value, bare, at)
+    if isinstance(value, list):
+        return _read_list(value, get_args(bare), at)
+    if get_origin(bare) is Literal and value not in get_args(bare):
+        raise _FaultError(at, f"expected {_wanted(bare)}, got {reprlib.repr(value)}")
+    _check(value, limit, at)
+    return float(cast(float, value)) if bare is float else value
+
+
+def _read_object(value: dict[str, object], kind: Any, at: str) -> object:
+    hints = _hints(kind)
+    missing = [f"missing key {key!r}" for key in hints if key not in value]
+    unknown = [f"unknown key {reprlib.repr(key)}" for key in value if key not in hints]
+    if missing or unknown:
+        listed = unknown[:4] + missing
+        more = len(unknown) - len(unknown[:4])
+        raise _FaultError(at, ", ".join(listed) + (f" and {more} more unknown keys" if more else ""))
+    parts = {key: _read(value[key], hint, f"{at}.{key}") for key, hint in hints.items()}
+    try:
+        return kind(**parts)
+    except AutotuneError as error:  # what the class itself checks across its fields
+        raise _FaultError(at, str(error)) from None
+
+
+def _read_mapping(value: dict[str, object], hint: Any, at: str) -> ReadOnly[object]:
+    key_hint, item_hint = get_args(hint)
+    items = {}
+    for key, item in value.items():
+        _read(key, key_hint, f"{at}: key")
+        items[key] = _read(item, item_hint, f"{at}.{key}")
+    return ReadOnly(items)
+
+
+def _read_list(value: list[object], hints: tuple[Any, ...], at: str) -> tuple[object, ...]:
+    if hints[-1] is Ellipsis:
+        hints = hints[:1] * len(value)
+    elif len(value) != len(hints):
+        raise _FaultError(at, f"expected a list of {len(hints)}, got one of {len(value)}")
+    return tuple(
+        _read(item, hint, f"{at}[{i}]") for i, (item, hint) in enumerate(zip(value, hints, strict=True))
+    )
+
+
+def _check(value: object, limit: Limit, at: str) -> None:
+    if isinstance(value, str):
+        if not value.isprintable():  # a control character could drive the reader's terminal
+            raise _FaultError(at, f"expected printable characters, got {reprlib.repr(value)}")
+        if limit.pattern is not None and not re.fullmatch(limit.pattern, value):
+            raise _FaultError(at, f"expected text that matches {limit.pattern}, got {reprlib.repr(value)}")
+    elif isinstance(value, int | float):
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise _FaultError(at, f"{value} is out of range: 64 bits are the limit")
+        if limit.least is not None and value < limit.least:
+            raise _FaultError(at, f"expected at least {limit.least}, got {value}")
+        if limit.above is not None and value <= limit.above:
+            raise _FaultError(at, f"expected more than {limit.above}, got {value}")
+
+
+def _wanted(hint: Any) -> str:
+    bare, _ = _bare(hint)
+    if get_origin(bare) is Literal:
+        return " or ".join(repr(choice) for choice in get_args(bare))
+    return "a number" if bare is float else _NOUNS[_accepts(bare)[0]]
+
+
+def _got(value: object) -> str:
+    noun = _NOUNS[type(value)]
+    return noun if value is None or isinstance(value, list | dict) else f"{noun}, {reprlib.repr(value)}"
+
+
+# --- dataclass to plain ----------------------------------------------------------------------------------
+
+
+def _plain(value: object, decimals: int | None) -> object:
+    if is_dataclass(value):
+        hints = _hints(cast(type, type(value)))
+        return {
+            field.name: _plain(getattr(value, field.name), _decimals(hints[field.name]))
+            for field in fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {key: _plain(item, decimals) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, decimals) for item in value]
+    return _rounded(float(value), decimals) if isinstance(value, float) else value
+
+
+def _decimals(hint: Any) -> int | None:
+    return next(
+        (limit.decimals for _, limit in map(_bare, _options(hint)) if limit.decimals is not None), None
+    )
+
+
+def _rounded(number: float, decimals: int | None) -> float:
+    if decimals is None:
+        return float(f"{number:.6g}")
+    coarse = abs(number) < 10 ** (3 - decimals)  # a rate of 0.0012 must not become 0.0
+    return float(f"{number:.4g}") if coarse else float(f"{number:.{decimals}f}")

@@ -1,0 +1,190 @@
+"""Turns PTX text and NumPy arrays into what a GPU would compute, with faults and counters, on the CPU.
+
+It executes the PTX that NVRTC made (sm_75 to sm_121), not the SASS made from it: it knows no register
+allocation, no caches and no cycles. One basic block is one Python function over all lanes; at most 8192
+threads, or 256 MiB of their registers and shared memory, run at once (but always one whole block).
+
+Limits:
+    - Races are looked for in shared memory; in global memory only stores of two blocks to one place are.
+      Named barriers of part of a block and mbarriers count as ordering all of it, so some races escape.
+    - Lanes run in lock step, lowest basic block first. A loop that waits for another thread's store to
+      memory never ends; waiting at barriers, mbarriers and warp-wide instructions works.
+    - A thread that has ended counts as present at later barriers, as on the hardware since Volta.
+    - FMA, +, -, *, / and sqrt round once, as IEEE 754 and PTX say. exp2, log2, sin, cos, tanh, rsqrt and
+      approximate division are more exact than the hardware's; mma.sync sums in float64.
+    - Not known: ldmatrix, wgmma, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
+      float16 FMA, printf, calls of functions that are not inlined. They are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autotune.errors import UsageError
+from autotune.simulator.arguments import check_launch, place_arguments
+from autotune.simulator.counters import Counters
+from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
+from autotune.simulator.machine import Machine
+from autotune.simulator.program import load_program
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "Counters",
+    "Fault",
+    "FaultKind",
+    "Report",
+    "SimulationFault",
+    "UnsupportedPTX",
+    "run_ptx",
+    "simulate",
+]
+
+Extent = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a simulated launch brought besides the arrays it changed.
+
+    Attributes:
+        faults: Empty, or the fault that stopped the kernel.
+        counters: None unless they were asked for.
+    """
+
+    faults: tuple[Fault, ...]
+    counters: Counters | None = None
+
+    def raise_if_faulty(self) -> Report:
+        """Return this report.
+
+        Raises:
+            SimulationFault: There is a fault.
+        """
+        if self.faults:
+            raise SimulationFault(self.faults[0])
+        return self
+
+
+def run_ptx(
+    ptx: str,
+    entry: str,
+    grid: Extent,
+    block: Extent,
+    args: Sequence[NDArray[Any] | int | float | np.generic],
+    *,
+    shared_bytes: int = 0,
+    checks: bool = True,
+    counters: bool = False,
+    max_steps: int | None = None,
+) -> Report:
+    """Execute one kernel of a PTX text on NumPy arrays, which it changes in place.
+
+    Args:
+        ptx: As NVRTC returns it; with line information, faults name CUDA source lines.
+        entry: Kernel name.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        args: In the order of the kernel's parameters: a C-contiguous array for a pointer (only the bytes
+            of that array are in bounds; a view keeps the alignment it has in its base), a number for a
+            scalar, bytes or a NumPy structured scalar for a struct.
+        shared_bytes: Dynamic shared memory of one block.
+        checks: Look for races, uninitialised reads, unwaited async copies and blocks that write to one
+            place. Accesses out of bounds, misaligned ones and divergent barriers are always found.
+        counters: Count instructions and memory traffic.
+        max_steps: Basic blocks that a group of threads may execute before the kernel counts as endless;
+            None for a million.
+
+    Returns:
+        The report; a fault ends the execution and leaves the arrays as they are then.
+
+    Raises:
+        UsageError: The arguments or the launch do not fit the kernel.
+        UnsupportedPTX: The kernel holds an instruction that the simulator does not know.
+    """
+    program = load_program(ptx, entry)
+    kernel = program.kernel
+    check_launch(kernel, grid, block, shared_bytes)
+    memory, parameters = place_arguments(kernel, args, program.global_unit)
+    machine = Machine(
+        program,
+        grid,
+        block,
+        memory,
+        parameters,
+        kernel.shared_bytes + shared_bytes,
+        checks,
+        counters,
+        max_steps,
+    )
+    faults: tuple[Fault, ...] = ()
+    try:
+        machine.run()
+    except Stop as stop:
+        faults = (stop.fault,)
+    return Report(faults, machine.tally.counters() if machine.tally is not None else None)
+
+
+def simulate(
+    source: str,
+    grid: Extent,
+    block: Extent,
+    args: Sequence[NDArray[Any] | int | float | np.generic],
+    *,
+    arch: str = "sm_90",
+    entry: str | None = None,
+    shared_bytes: int = 0,
+    checks: bool = True,
+    counters: bool = True,
+    max_steps: int | None = None,
+) -> Report:
+    """Compile CUDA C++ and execute it on the CPU; see `run_ptx`.
+
+    Args:
+        source: CUDA C++ text.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        args: In the order of the kernel's parameters.
+        arch: Architecture to compile for.
+        entry: Name of an ``extern "C"`` kernel; None where the text has only one.
+        shared_bytes: Dynamic shared memory of one block.
+        checks: Look for races and the like.
+        counters: Count instructions and memory traffic.
+        max_steps: Limit against endless loops.
+
+    Raises:
+        UsageError: The text does not compile, or has not exactly one kernel where no entry is named.
+        ToolchainError: NVRTC is missing or does not know the architecture.
+    """
+    import re
+
+    from autotune.compiler import compile_text
+    from autotune.errors import Rejected
+
+    if entry is None:
+        bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
+        names = re.findall(rf"\b__global__\s+{bounds}void\s+{bounds}(\w+)", source)
+        if len(names) != 1:
+            raise UsageError(
+                f"the text has {len(names)} kernels ({', '.join(names) or 'none'}): name one by entry="
+            )
+        entry = names[0]
+    binary = compile_text(source, entry, arch, options=("-lineinfo",))
+    if isinstance(binary, Rejected):
+        raise UsageError(f"kernel {entry} does not compile: {binary.why}")
+    return run_ptx(
+        binary.ptx,
+        entry,
+        grid,
+        block,
+        args,
+        shared_bytes=shared_bytes,
+        checks=checks,
+        counters=counters,
+        max_steps=max_steps,
+    )

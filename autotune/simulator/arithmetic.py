@@ -1,0 +1,267 @@
+"""Turns PTX arithmetic that NumPy lacks into NumPy: clamped shifts, bit fields, conversions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Values = Any  # an array over lanes, or one NumPy scalar for a value that all lanes share
+
+
+def flush(value: Values) -> Values:
+    """Replace float32 subnormals by zero of the same sign (.ftz)."""
+    value = np.asarray(value)
+    if value.dtype != np.float32:
+        return value
+    return np.where(np.abs(value) < np.float32(2.0**-126), np.copysign(np.float32(0), value), value)
+
+
+def saturate(value: Values) -> Values:
+    """Clamp to 0..1; NaN becomes 0 (.sat)."""
+    return np.fmax(np.fmin(value, value.dtype.type(1)), value.dtype.type(0))
+
+
+def reciprocal(value: Values) -> Values:
+    """Return 1 / value in the type of the value."""
+    return np.divide(value.dtype.type(1), value)
+
+
+def _wide_function(name: str) -> Any:
+    ufunc = getattr(np, name)
+
+    def evaluate(value: Values) -> Values:
+        return ufunc(np.asarray(value, dtype=np.float64)).astype(value.dtype)
+
+    return evaluate
+
+
+exp2, log2, sin, cos, tanh = (_wide_function(name) for name in ("exp2", "log2", "sin", "cos", "tanh"))
+
+
+def inverse_sqrt(value: Values) -> Values:
+    """Return 1 / sqrt(value)."""
+    return np.divide(1.0, np.sqrt(np.asarray(value, dtype=np.float64))).astype(value.dtype)
+
+
+def is_number(value: Values) -> Values:
+    """Tell where a value is no NaN."""
+    return np.equal(value, value)
+
+
+# ---- integers ---------------------------------------------------------------------------------------
+
+
+def integer_divide(a: Values, b: Values) -> Values:
+    """Divide towards zero; a division by zero gives all ones, as the hardware does."""
+    a, b = np.asarray(a), np.asarray(b)
+    zero = b == 0
+    divisor = np.where(zero, b.dtype.type(1), b)
+    quotient = a // divisor
+    if a.dtype.kind == "i":
+        quotient = quotient + ((quotient < 0) & (quotient * divisor != a)).astype(a.dtype)
+    return np.where(zero, np.invert(np.zeros((), a.dtype)), quotient).astype(a.dtype)
+
+
+def integer_remainder(a: Values, b: Values) -> Values:
+    """Return a - b * (a / b), with the sign of a."""
+    a, b = np.asarray(a), np.asarray(b)
+    return np.where(b == 0, a, a - integer_divide(a, b) * b).astype(a.dtype)
+
+
+def multiply_high(a: Values, b: Values) -> Values:
+    """Return the upper half of the double-width product."""
+    a, b = np.asarray(a), np.asarray(b)
+    bits, kind = a.dtype.itemsize * 8, a.dtype.kind
+    if bits < 64:
+        wide = np.dtype(f"{kind}{bits // 4}")
+        return (np.multiply(a, b, dtype=wide) >> wide.type(bits)).astype(a.dtype)
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    x, y = a.astype(np.uint64), b.astype(np.uint64)
+    x_low, x_high, y_low, y_high = x & mask, x >> half, y & mask, y >> half
+    middle = x_high * y_low + ((x_low * y_low) >> half)
+    cross = x_low * y_high + (middle & mask)
+    high = x_high * y_high + (middle >> half) + (cross >> half)
+    if kind == "i":
+        zero = np.uint64(0)
+        high = high - np.where(a < 0, y, zero) - np.where(b < 0, x, zero)
+    return high.astype(a.dtype)
+
+
+def shift_left(value: Values, amount: Values) -> Values:
+    """Shift left; amounts of the width and more give 0."""
+    value = np.asarray(value)
+    bits = value.dtype.itemsize * 8
+    shifted = np.left_shift(value, np.minimum(amount, np.uint32(bits - 1)).astype(value.dtype))
+    return np.where(amount >= bits, value.dtype.type(0), shifted)
+
+
+def shift_right(value: Values, amount: Values) -> Values:
+    """Shift right; amounts of the width and more give 0, or the sign of a signed value."""
+    value = np.asarray(value)
+    bits = value.dtype.itemsize * 8
+    shifted = np.right_shift(value, np.minimum(amount, np.uint32(bits - 1)).astype(value.dtype))
+    return shifted if value.dtype.kind == "i" else np.where(amount >= bits, value.dtype.type(0), shifted)
+
+
+def _funnel(low: Values, high: Values, amount: Values, wrap: bool) -> tuple[Values, Values]:
+    pair = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low).astype(np.uint64)
+    count = amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))
+    return pair, np.asarray(count).astype(np.uint64)
+
+
+def funnel_left(low: Values, high: Values, amount: Values, wrap: bool) -> Values:
+    """Return the upper 32 bits of (high, low) shifted left."""
+    pair, count = _funnel(low, high, amount, wrap)
+    return ((pair << count) >> np.uint64(32)).astype(np.uint32)
+
+
+def funnel_right(low: Values, high: Values, amount: Values, wrap: bool) -> Values:
+    """Return the lower 32 bits of (high, low) shifted right."""
+    pair, count = _funnel(low, high, amount, wrap)
+    return (pair >> count).astype(np.uint32)
+
+
+def extract_bits(value: Values, start: Values, length: Values) -> Values:
+    """Return the bit field (bfe): zero- or sign-extended by the type."""
+    value = np.asarray(value)
+    bits = value.dtype.itemsize * 8
+    start = np.asarray(start & np.uint32(255)).astype(np.int64)
+    length = np.asarray(length & np.uint32(255)).astype(np.int64)
+    unsigned = value.view(f"u{bits // 8}")
+    field = shift_right(value, np.minimum(start, bits).astype(np.uint32)).view(unsigned.dtype)
+    mask = np.where(
+        length >= bits, _ones(bits), shift_left(_one(bits), np.minimum(length, bits)) - _one(bits)
+    )
+    field = field & mask
+    if value.dtype.kind == "i":
+        last = np.minimum(start + length - 1, bits - 1)
+        sign = shift_right(unsigned, np.maximum(last, 0).astype(np.uint32)) & _one(bits)
+        field = np.where((sign != 0) & (length > 0), field | ~mask, field)
+    return field.view(value.dtype)
+
+
+def _one(bits: int) -> Values:
+    return np.dtype(f"u{bits // 8}").type(1)
+
+
+def _ones(bits: int) -> Values:
+    return np.dtype(f"u{bits // 8}").type((1 << bits) - 1)
+
+
+def insert_bits(source: Values, target: Values, start: Values, length: Values) -> Values:
+    """Return the target with a bit field replaced by the low bits of the source (bfi)."""
+    bits = np.asarray(target).dtype.itemsize * 8
+    start = np.minimum(start & np.uint32(255), np.uint32(bits))
+    length = np.asarray(length & np.uint32(255)).astype(np.int64)
+    mask = np.where(
+        length >= bits, _ones(bits), shift_left(_one(bits), np.minimum(length, bits)) - _one(bits)
+    )
+    mask = shift_left(mask, start)
+    return (target & ~mask) | (shift_left(source, start) & mask)
+
+
+def count_bits(value: Values) -> Values:
+    """Count the ones."""
+    value = np.asarray(value)
+    if hasattr(np, "bitwise_count"):
+        return np.bitwise_count(value.view(f"u{value.dtype.itemsize}")).astype(np.uint32)
+    octets = np.ascontiguousarray(value).reshape(-1).view(np.uint8).reshape(*value.shape, -1)
+    return np.unpackbits(octets, axis=-1).sum(-1).astype(np.uint32)
+
+
+def leading_zeros(value: Values) -> Values:
+    """Count the zeros above the highest one."""
+    value = np.asarray(value)
+    bits = value.dtype.itemsize * 8
+    unsigned = value.view(f"u{bits // 8}")
+    shift = 1
+    while shift < bits:  # smear the highest one downwards
+        unsigned = unsigned | (unsigned >> unsigned.dtype.type(shift))
+        shift *= 2
+    return np.uint32(bits) - count_bits(unsigned)
+
+
+def find_bit(value: Values, shifted: bool) -> Values:
+    """Return the position of the highest one (bfind), of the highest non-sign bit for signed types."""
+    value = np.asarray(value)
+    bits = value.dtype.itemsize * 8
+    unsigned = (np.where(value < 0, ~value, value) if value.dtype.kind == "i" else value).view(
+        f"u{bits // 8}"
+    )
+    zeros = leading_zeros(unsigned)
+    position = zeros if shifted else np.uint32(bits - 1) - zeros
+    return np.where(unsigned == 0, np.uint32(0xFFFFFFFF), position)
+
+
+def reverse_bits(value: Values) -> Values:
+    """Mirror the bits."""
+    value = np.asarray(value)
+    bits = value.dtype.itemsize * 8
+    kind = value.dtype.type
+    step, mask = bits // 2, (1 << bits) - 1
+    while step:
+        mask ^= (mask << step) & ((1 << bits) - 1)
+        value = ((value >> kind(step)) & kind(mask)) | ((value & kind(mask)) << kind(step))
+        step //= 2
+    return value
+
+
+def permute_bytes(a: Values, b: Values, selector: Values) -> Values:
+    """Pick four bytes of (b, a) by the nibbles of the selector (prmt); bit 3 repeats the byte's sign."""
+    pair = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a).astype(np.uint64)
+    selector = np.asarray(selector).astype(np.uint64)
+    total: Values = np.uint64(0)
+    for position in range(4):
+        nibble = (selector >> np.uint64(4 * position)) & np.uint64(15)
+        byte = (pair >> ((nibble & np.uint64(7)) * np.uint64(8))) & np.uint64(255)
+        sign = np.where(byte >= 128, np.uint64(255), np.uint64(0))
+        total = total | (np.where(nibble >= 8, sign, byte) << np.uint64(8 * position))
+    return total.astype(np.uint32)
+
+
+def logic3(a: Values, b: Values, c: Values, table: int) -> Values:
+    """Apply the 8-entry truth table to each bit of a, b, c (lop3)."""
+    total: Values = np.uint32(0)
+    for case in range(8):
+        if table >> case & 1:
+            term = (a if case & 4 else ~a) & (b if case & 2 else ~b) & (c if case & 1 else ~c)
+            total = total | term
+    return total
+
+
+# ---- conversions ------------------------------------------------------------------------------------
+
+_ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def float_to_integer(value: Values, mode: str, dtype: Any) -> Values:
+    """Round and clamp to an integer type; NaN becomes 0."""
+    limits = np.iinfo(dtype)
+    rounded = _ROUND[mode](np.asarray(value, dtype=np.float64))
+    above, below = rounded >= float(limits.max) + 1, rounded < float(limits.min)
+    if limits.bits < 64:
+        above = rounded > limits.max
+    inside = np.where(above | below | np.isnan(rounded), 0.0, rounded).astype(dtype)
+    return np.where(above, dtype(limits.max), np.where(below, dtype(limits.min), inside))
+
+
+def saturate_integer(value: Values, dtype: Any) -> Values:
+    """Clamp an integer to the range of another integer type."""
+    value = np.asarray(value)
+    target, source = np.iinfo(dtype), np.iinfo(value.dtype)
+    return np.clip(value, max(target.min, source.min), min(target.max, source.max)).astype(dtype)
+
+
+def round_tf32(value: Values, ties_away: bool) -> Values:
+    """Round float32 to the 10 stored mantissa bits of TF32; returns the bits as uint32."""
+    value = np.asarray(value)
+    bits = value.view(np.uint32)
+    half = np.uint32(0x1000) if ties_away else np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    return np.where(np.isfinite(value), (bits + half) & np.uint32(0xFFFFE000), bits)
+
+
+def in_space(address: Values, space: str) -> Values:
+    """Tell where a generic address lies in a memory space (isspacep)."""
+    window = np.asarray(address) >> np.uint64(56)
+    return window == {"global": 0, "shared": 1, "local": 2}.get(space, 255)

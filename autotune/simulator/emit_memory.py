@@ -1,0 +1,195 @@
+"""Turns PTX loads, stores, atomics and async copies into Python statements."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from autotune.simulator.emitter import DTYPES, SPACES, Emitter, Handler
+from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
+
+
+def _memory_parts(e: Emitter, x: Instruction) -> tuple[str, int, str]:
+    space = next((s for s in SPACES for part in x.parts if part.split("::")[0] == s), "generic")
+    count = next((int(part[1]) for part in x.parts if re.fullmatch(r"v[248]", part)), 1)
+    return space, count, x.parts[-1]
+
+
+_ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
+_QUALIFIERS = re.compile(
+    r"nc|ca|cg|cs|cv|lu|wb|wt|volatile|weak|relaxed|acquire|release|acq_rel|gpu|cta|sys|cluster|v[248]|unified"
+    r"|(?:L1|L2)::[\w]+|(?:global|shared|local|param|const)(?:::\w+)?"
+)
+
+
+def _check_qualifiers(e: Emitter, x: Instruction, *known: str) -> None:
+    if not all(part in known or _QUALIFIERS.fullmatch(part) for part in x.parts[1:-1]):
+        raise e.unsupported(x)
+
+
+def _without_policy(x: Instruction, operands: tuple[str, ...]) -> tuple[str, ...]:
+    """Drop the cache policy, which changes no result."""
+    return operands[:-1] if "L2::cache_hint" in x.parts else operands
+
+
+def _ld(e: Emitter, x: Instruction) -> None:
+    _check_qualifiers(e, x)
+    space, count, element = _memory_parts(e, x)
+    targets = split_operands(x.operands[0].strip("{} "))
+    if space == "param":
+        found = re.fullmatch(r"\[\s*([\w$]+)\s*(?:\+\s*(\d+)\s*)?\]", x.operands[1])
+        if found is None:
+            raise e.unsupported(x)
+        for number, target in enumerate(targets):
+            start = int(found[2] or 0) + number * TYPE_BITS[element] // 8
+            e.write(target, element, f"M.parameter({found[1]!r}, {start}, {np.dtype(DTYPES[element]).name})")
+        return
+    address, offset = e.address(x.operands[1], space)
+    access = e.access(x, space, "ld", element, count, offset)
+    rows = ", ".join("None" if target == "_" else e.row(target, element) for target in targets)
+    e.statement(f"M.load({access}, {address}, {e.active}, ({rows},))")
+
+
+def _st(e: Emitter, x: Instruction) -> None:
+    _check_qualifiers(e, x)
+    space, count, element = _memory_parts(e, x)
+    address, offset = e.address(x.operands[0], space)
+    if space == "param":
+        raise e.unsupported(x)
+    access = e.access(x, space, "st", element, count, offset)
+    values = ", ".join(e.read(operand, element) for operand in split_operands(x.operands[1].strip("{} ")))
+    e.statement(f"M.store({access}, {address}, {e.active}, ({values},))")
+
+
+def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) -> None:
+    space, count, element = _memory_parts(e, x)
+    operation = next(part for part in x.parts[1:] if part in _ATOMICS)
+    _check_qualifiers(e, x, operation)
+    if count != 1 or element == "f16":
+        raise e.unsupported(x)
+    operands = _without_policy(x, operands)
+    address, offset = e.address(operands[0], space)
+    access = e.access(x, space, "atom", element, 1, offset)
+    values = ", ".join(e.read(operand, element) for operand in operands[1:])
+    call = f"M.atomic({access}, {address}, {e.active}, {operation!r}, ({values},), {target != '_'})"
+    if target == "_":
+        e.statement(call)
+    else:
+        e.statement(f"t = {call}")
+        e.write(target, element, "t")
+
+
+def _cp(e: Emitter, x: Instruction) -> None:
+    if x.parts[:3] == ("cp", "async", "commit_group"):
+        e.statement(f"M.async_copies.commit({e.active})")
+    elif x.parts[:3] == ("cp", "async", "wait_group"):
+        e.statement(f"M.async_copies.wait({int(x.operands[0], 0)}, {e.active})")
+    elif x.parts[:3] == ("cp", "async", "wait_all"):
+        e.statement(f"M.async_copies.wait(None, {e.active})")
+    elif x.parts[:2] == ("cp", "async") and x.parts[2] in ("ca", "cg"):
+        _copy(e, x)
+    elif x.parts[:3] == ("cp", "async", "bulk"):
+        _bulk_copy(e, x)
+    else:
+        raise e.unsupported(x)
+
+
+def _copy(e: Emitter, x: Instruction) -> None:
+    if not all(_QUALIFIERS.fullmatch(part) for part in x.parts[2:]):
+        raise e.unsupported(x)
+    shared, shared_offset = e.address(x.operands[0], "shared")
+    source, source_offset = e.address(x.operands[1], "global")
+    size = int(x.operands[2], 0)
+    element, count = {4: ("b32", 1), 8: ("b32", 2), 16: ("b32", 4)}[size]
+    to_access = e.access(x, "shared", "ldgsts", element, count, shared_offset)
+    from_access = e.access(x, "global", "ldgsts", element, count, source_offset)
+    rest = _without_policy(x, x.operands)[3:]
+    sizes = e.read(rest[0], "u32") if rest else "None"
+    e.statement(f"M.copy_async({to_access}, {from_access}, {shared}, {source}, {sizes}, {e.active})")
+
+
+def _bulk_copy(e: Emitter, x: Instruction) -> None:
+    spaces = [part.split("::")[0] for part in x.parts[3:5]]
+    if spaces != ["shared", "global"] or set(x.parts[5:]) - {
+        "mbarrier::complete_tx::bytes",
+        "L2::cache_hint",
+    }:
+        raise e.unsupported(x)
+    (shared, shared_offset), (source, source_offset) = (
+        e.address(operand, space) for operand, space in zip(x.operands, spaces, strict=False)
+    )
+    mbarrier, mbarrier_offset = e.address(x.operands[3], "shared")
+    to_access = e.access(x, "shared", "bulk", "b32", 4, shared_offset)
+    from_access = e.access(x, "global", "bulk", "b32", 4, source_offset)
+    barrier = e.access(x, "mbarrier", "bulk", "b64", 1, mbarrier_offset)
+    operands = f"({shared}, {source}, {e.read(x.operands[2], 'u32')}, {mbarrier})"
+    e.statement(f"M.bulk_copy({to_access}, {from_access}, {barrier}, {operands}, {e.active})")
+
+
+def _mbarrier(e: Emitter, x: Instruction) -> None:
+    name = x.parts[1]
+    modifiers = set(x.parts[2:-1]) - {
+        "release",
+        "acquire",
+        "relaxed",
+        "cta",
+        "cluster",
+        "shared",
+        "shared::cta",
+    }
+    has_target = name in ("arrive", "try_wait", "test_wait")
+    address, *rest = x.operands[has_target:]
+    text, offset = e.address(address, "shared")
+    access = e.access(x, "mbarrier", "mbarrier", "b64", 1, offset)
+    place = f"{access}, {text}, {e.active}"
+    if name == "init" and not modifiers:
+        e.statement(f"M.mbarrier_init({place}, {e.read(rest[0], 'u32')})")
+    elif name == "inval" and not modifiers:
+        e.statement("pass")
+    elif name == "expect_tx" and not modifiers:
+        e.statement(f"M.mbarrier_expect({place}, {e.read(rest[0], 'u32')})")
+    elif name == "arrive" and modifiers <= {"expect_tx"}:
+        count = e.read(rest[0], "u32") if rest and not modifiers else e.constant(1, "u32")
+        if modifiers:
+            e.statement(f"M.mbarrier_expect({place}, {e.read(rest[0], 'u32')})")
+        e.statement(f"t = M.mbarrier_arrive({place}, {count})")
+        e.write(x.operands[0], "b64", "t")
+    elif name in ("try_wait", "test_wait") and modifiers <= {"parity"}:
+        parity = e.read(rest[0], "u32" if modifiers else "b64")
+        e.statement(f"t = M.mbarrier_wait({place}, {parity})")
+        e.write(x.operands[0], "pred", "t")
+    else:
+        raise e.unsupported(x)
+
+
+def _fence(e: Emitter, x: Instruction) -> None:
+    if "proxy" in x.parts and "async" not in x.parts:
+        raise e.unsupported(x)
+    e.statement("pass")
+
+
+def _createpolicy(e: Emitter, x: Instruction) -> None:
+    e.write(x.operands[0], "b64", e.constant(0, "u64"))
+
+
+def _nothing(e: Emitter, x: Instruction) -> None:
+    e.statement("pass")
+
+
+HANDLERS: dict[str, Handler] = {
+    "ld": _ld,
+    "ldu": _ld,
+    "st": _st,
+    "atom": lambda e, x: _atomic(e, x, x.operands[0], x.operands[1:]),
+    "red": lambda e, x: _atomic(e, x, "_", x.operands),
+    "cp": _cp,
+    "mbarrier": _mbarrier,
+    "createpolicy": _createpolicy,
+    "membar": _nothing,
+    "fence": _fence,
+    "prefetch": _nothing,
+    "discard": _nothing,
+    "nanosleep": _nothing,
+    "griddepcontrol": _nothing,
+}

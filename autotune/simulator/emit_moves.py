@@ -1,0 +1,175 @@
+"""Turns PTX comparisons, selections, moves and conversions into Python statements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.simulator.emitter import DTYPES, LOCAL_WINDOW, SHARED_WINDOW, SPACES, Emitter, Handler
+from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
+
+_COMPARE = {
+    **{"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater"},
+    **{"ge": "greater_equal", "lo": "less", "ls": "less_equal", "hi": "greater", "hs": "greater_equal"},
+}
+_UNORDERED = {"ltu": "greater_equal", "leu": "greater", "gtu": "less_equal", "geu": "less"}  # negated
+
+
+def _comparison(name: str, kind: str, a: str, b: str) -> tuple[str, list[str], bool]:
+    """Return (ufunc, arguments, negate) for one PTX comparison."""
+    if kind[0] != "f":
+        return _COMPARE[name], [a, b], False
+    if name in _UNORDERED:
+        return _UNORDERED[name], [a, b], True
+    if name in ("ne", "equ"):  # ordered and unequal; its opposite
+        return "logical_or", [f"less({a}, {b})", f"greater({a}, {b})"], name == "equ"
+    if name in ("num", "nan"):
+        return "logical_and", [f"equal({a}, {a})", f"equal({b}, {b})"], name == "nan"
+    return _COMPARE[{"neu": "ne"}.get(name, name)], [a, b], False
+
+
+def _setp(e: Emitter, x: Instruction) -> None:
+    kind, name = x.parts[-1], x.parts[1]
+    combine = next((part for part in x.parts[2:-1] if part in ("and", "or", "xor")), None)
+    if set(x.parts[2:-1]) - {"ftz", "and", "or", "xor"}:
+        raise e.unsupported(x)
+    a, b = (e.read(operand, kind) for operand in x.operands[1:3])
+    ufunc, arguments, negate = _comparison(name, kind, a, b)
+    targets = x.operands[0].split("|")
+    if combine is None and len(targets) == 1 and not negate:
+        e.call(targets[0], "pred", ufunc, *arguments)
+        return
+    e.statement(f"t = {ufunc}({', '.join(arguments)})")
+    if negate:
+        e.statement("t = invert(t)")
+    if combine is None:
+        values = ["t", "invert(t)"]
+    else:
+        other = e.read(x.operands[3], "pred")
+        values = [f"bitwise_{combine}(t, {other})", f"bitwise_{combine}(invert(t), {other})"]
+        if len(targets) == 2:
+            e.statement(f"t, t2 = {values[0]}, {values[1]}")
+            values = ["t", "t2"]
+    for target, value in zip(targets, values, strict=False):
+        e.write(target.strip(), "pred", value)
+
+
+def _set(e: Emitter, x: Instruction) -> None:
+    source, result, name = x.parts[-1], x.parts[-2], x.parts[1]
+    if len(x.parts) != 4:
+        raise e.unsupported(x)
+    a, b = (e.read(operand, source) for operand in x.operands[1:])
+    ufunc, arguments, negate = _comparison(name, source, a, b)
+    value = f"{ufunc}({', '.join(arguments)})"
+    yes = e.constant(1.0 if result[0] == "f" else -1, result)
+    no = e.constant(0.0 if result[0] == "f" else 0, result)
+    e.write(x.operands[0], result, f"where({value}, {no if negate else yes}, {yes if negate else no})")
+
+
+def _selp(e: Emitter, x: Instruction) -> None:
+    kind = x.parts[-1]
+    a, b = (e.read(operand, kind) for operand in x.operands[1:3])
+    e.write(x.operands[0], kind, f"where({e.read(x.operands[3], 'pred')}, {a}, {b})")
+
+
+def _slct(e: Emitter, x: Instruction) -> None:
+    kind = x.parts[-2]
+    a, b = (e.read(operand, kind) for operand in x.operands[1:3])
+    condition = f"greater_equal({e.read(x.operands[3], x.parts[-1])}, 0)"
+    e.write(x.operands[0], kind, f"where({condition}, {a}, {b})")
+
+
+def _mov(e: Emitter, x: Instruction) -> None:
+    kind = x.parts[-1]
+    target, source = x.operands
+    if target.startswith("{"):
+        parts = split_operands(target.strip("{} "))
+        width = TYPE_BITS[kind] // len(parts)
+        for number, part in enumerate(parts):
+            shifted = (
+                f"right_shift({e.read(source, f'u{kind[1:]}')}, {e.constant(width * number, f'u{kind[1:]}')})"
+            )
+            if part != "_":
+                e.statement(f"t{number} = {shifted}.astype(uint{width})")
+        for number, part in enumerate(parts):
+            e.write(part, f"u{width}", f"t{number}")
+    elif source.startswith("{"):
+        parts = split_operands(source.strip("{} "))
+        width, wide, name = TYPE_BITS[kind] // len(parts), f"u{kind[1:]}", f"uint{kind[1:]}"
+        pieces = [
+            f"left_shift({e.read(part, f'u{width}')}, {e.constant(width * number, wide)}, dtype={name})"
+            for number, part in enumerate(parts)
+        ]
+        e.write(target, wide, " | ".join(pieces))
+    else:
+        e.write(target, kind, e.read(source, kind))
+
+
+def _cvta(e: Emitter, x: Instruction) -> None:
+    space = next(part for part in x.parts if part in SPACES and part != "param")
+    kind = "u" + x.parts[-1][1:]
+    window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
+    address = e.read(x.operands[1], kind)
+    if window:
+        ufunc = "subtract" if "to" in x.parts else "add"
+        e.call(x.operands[0], kind, ufunc, address, e.constant(window, kind))
+    else:
+        e.write(x.operands[0], kind, address)
+
+
+def _isspacep(e: Emitter, x: Instruction) -> None:
+    address = e.read(x.operands[1], "u64")
+    e.write(x.operands[0], "pred", f"in_space({address}, {x.parts[1]!r})")
+
+
+def _cvt(e: Emitter, x: Instruction) -> None:
+    target, source = x.parts[-2:]
+    modifiers = set(x.parts[1:-2])
+    if target == "tf32":
+        if not modifiers <= {"rna", "rn"} or source != "f32":
+            raise e.unsupported(x)
+        value = e.read(x.operands[1], "f32")
+        e.write(x.operands[0], "b32", f"round_tf32({value}, {'rna' in modifiers})")
+        return
+    value = e.read(x.operands[1], source)
+    target_name = np.dtype(DTYPES[target]).name
+    rounding = modifiers & {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"}
+    mode = next(iter(rounding), "")
+    if mode in ("rz", "rm", "rp"):
+        if target != "f32" or source not in ("f64", "s32", "u32") or modifiers != rounding:
+            raise e.unsupported(x)
+        e.write(x.operands[0], target, f"round_directed({value}.astype(float64), 0, {mode!r})")
+        return
+    if modifiers - rounding - {"ftz", "sat"}:
+        raise e.unsupported(x)
+    if "ftz" in modifiers and source == "f32":
+        value = f"flush({value})"
+    if source[0] == "f" and target[0] != "f":
+        value = f"float_to_integer({value}, {mode!r}, {target_name})"
+    elif source[0] != "f" and target[0] != "f":
+        value = (
+            f"saturate_integer({value}, {target_name})"
+            if "sat" in modifiers
+            else f"{value}.astype({target_name})"
+        )
+    else:
+        if mode.endswith("i"):
+            value = f"{ {'rni': 'rint', 'rzi': 'trunc', 'rmi': 'floor', 'rpi': 'ceil'}[mode] }({value})"
+        if target != source:
+            value = f"{value}.astype({target_name})"
+        if "sat" in modifiers:
+            value = f"saturate({value})"
+        if "ftz" in modifiers and target == "f32":
+            value = f"flush({value})"
+    e.write(x.operands[0], target, value)
+
+
+HANDLERS: dict[str, Handler] = {
+    "setp": _setp,
+    "set": _set,
+    "selp": _selp,
+    "slct": _slct,
+    "mov": _mov,
+    "cvta": _cvta,
+    "isspacep": _isspacep,
+    "cvt": _cvt,
+}

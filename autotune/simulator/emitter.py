@@ -1,0 +1,238 @@
+"""Turns operands and results of PTX instructions into Python text that names register rows.
+
+``u[3]`` is row 3 of the 32-bit registers as uint32, ``s[3]`` and ``f[3]`` the same bits as int32 and float32;
+``U``, ``S``, ``F`` are the 64-bit registers, ``hu``, ``hs``, ``hf`` the 16-bit ones, ``p`` the predicates.
+``M`` is the machine, ``m`` and ``q`` are masks of lanes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator.faults import UnsupportedPTX
+from autotune.simulator.ptx import TYPE_BITS, Instruction, Kernel
+
+DTYPES: dict[str, Any] = {
+    "pred": np.bool_,
+    **{"b8": np.uint8, "u8": np.uint8, "s8": np.int8},
+    **{"b16": np.uint16, "u16": np.uint16, "s16": np.int16, "f16": np.float16},
+    **{"b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32},
+    **{"b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64},
+}
+_ROWS = {
+    (1, "b"): "p",
+    **{(16, "b"): "hu", (16, "u"): "hu", (16, "s"): "hs", (16, "f"): "hf"},
+    **{(32, "b"): "u", (32, "u"): "u", (32, "s"): "s", (32, "f"): "f"},
+    **{(64, "b"): "U", (64, "u"): "U", (64, "s"): "S", (64, "f"): "F"},
+}
+SPACES = ("global", "shared", "local", "param", "const")
+SHARED_WINDOW = 1 << 56  # generic addresses of shared and local memory begin here
+LOCAL_WINDOW = 1 << 57
+ROW_NAMES = ("u", "s", "f", "U", "S", "F", "hu", "hs", "hf", "p")
+SPECIAL = frozenset(
+    [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
+    + ["%laneid", "%warpid", "%nwarpid", "WARP_SZ", "%lanemask_eq", "%lanemask_lt", "%lanemask_le"]
+    + ["%lanemask_gt", "%lanemask_ge", "%smid", "%nsmid", "%gridid"]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """The static facts of one memory instruction.
+
+    Attributes:
+        index: Position among the kernel's memory instructions.
+        space: "global", "shared", "local", "const" or "generic".
+        kind: "ld", "st", "atom" or "ldgsts" (the two sides of a cp.async).
+        dtype: Type of one element.
+        count: Elements per lane.
+        size: Bytes per lane.
+        offset: Constant part of the address.
+        opcode: As written.
+        line: CUDA source line, 0 where unknown.
+    """
+
+    index: int
+    space: str
+    kind: str
+    dtype: Any
+    count: int
+    size: int
+    offset: int
+    opcode: str
+    line: int
+
+
+class Emitter:
+    """Writes the statements for the instructions of one kernel.
+
+    Attributes:
+        rows: Register name to (width in bits, row), numbered in the order of first use so that a run of
+            FMAs writes adjacent rows.
+        row_counts: Width in bits to the number of rows.
+        accesses: Every memory instruction emitted so far, by its key.
+        names: Constants that the statements refer to.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.rows: dict[str, tuple[int, int]] = {}
+        self.row_counts = {1: 0, 16: 0, 32: 0, 64: 0}
+        self.accesses: list[Access] = []
+        self.names: dict[str, Any] = {}
+        self._access_keys: dict[tuple[int, str], Access] = {}
+        self._constants: dict[tuple[str, Any], str] = {}
+        self.begin(0, None)
+        for instruction in kernel.instructions:
+            for operand in (*instruction.operands, instruction.predicate or ""):
+                for name in re.findall(r"[%\w$]+", operand):
+                    bits = kernel.registers.get(name)
+                    if bits is not None and name not in self.rows:
+                        self.rows[name] = (bits, self.row_counts[bits])
+                        self.row_counts[bits] += 1
+
+    def begin(self, index: int, mask: str | None) -> None:
+        """Start on an instruction at a position, under a mask with this name (None for all lanes)."""
+        self.index, self._mask = index, mask
+        self.lines: list[str] = []
+
+    def unsupported(self, x: Instruction) -> UnsupportedPTX:
+        """Make the error that names an instruction."""
+        line = f" (source line {x.line})" if x.line else ""
+        text = f"{x.opcode} {', '.join(x.operands)}".strip()
+        return UnsupportedPTX(f"PTX instruction {text}{line} is not supported by the simulator")
+
+    def constant(self, value: int | float, kind: str) -> str:
+        """Name a constant of a PTX type."""
+        bits = TYPE_BITS[kind]
+        if kind[0] in "bus" and kind != "bf16":
+            value = int(value) & ((1 << bits) - 1)
+            if kind[0] == "s" and value >> (bits - 1):
+                value -= 1 << bits
+        key = (kind, struct.pack("<d", value) if isinstance(value, float) else value)
+        if key not in self._constants:
+            self._constants[key] = f"K{len(self._constants)}"
+            self.names[self._constants[key]] = DTYPES[kind](value)
+        return self._constants[key]
+
+    def row(self, name: str, kind: str) -> str:
+        """Write the row of a register, seen as a PTX type of the same width."""
+        bits, row = self.rows[name]
+        return f"{_ROWS[bits, kind[0] if bits > 1 else 'b']}[{row}]"
+
+    def read(self, operand: str, kind: str) -> str:
+        """Write an expression for an operand as a PTX type."""
+        if operand in self.rows:
+            have = self.rows[operand][0]
+            if have == TYPE_BITS[kind]:
+                return self.row(operand, kind)
+            if have > TYPE_BITS[kind]:
+                unsigned = {8: "uint8", 16: "uint16", 32: "uint32"}[TYPE_BITS[kind]]
+                return f"{self.row(operand, 'b')}.astype({unsigned}).view({np.dtype(DTYPES[kind]).name})"
+            raise ValueError(operand)
+        if operand.startswith("!"):
+            return f"invert({self.read(operand[1:], kind)})"
+        if operand.startswith("%") or operand == "WARP_SZ":
+            if operand not in SPECIAL:
+                raise UnsupportedPTX(f"PTX special register {operand} is not supported by the simulator")
+            value = f"M.special[{operand!r}]"
+            return value if kind in ("u32", "b32") else f"{value}.astype({np.dtype(DTYPES[kind]).name})"
+        if operand in self.kernel.symbols:
+            return self.symbol(operand, kind)
+        if operand[:2] in ("0f", "0F"):
+            bits = int(operand[2:], 16)
+            if kind[0] == "f":
+                return self._float_constant(struct.pack("<I", bits), np.float32, DTYPES[kind])
+            return self.constant(bits, kind)
+        if operand[:2] in ("0d", "0D"):
+            bits = int(operand[2:], 16)
+            if kind[0] == "f":
+                return self._float_constant(struct.pack("<Q", bits), np.float64, DTYPES[kind])
+            return self.constant(bits, kind)
+        if kind == "pred":
+            return self.constant(int(operand, 0) != 0, "pred")
+        return self.constant(int(operand.rstrip("U"), 0), kind)
+
+    def _float_constant(self, raw: bytes, source: Any, target: Any) -> str:
+        key = (np.dtype(target).name, raw)
+        if key not in self._constants:
+            self._constants[key] = f"K{len(self._constants)}"
+            self.names[self._constants[key]] = target(np.frombuffer(raw, source)[0])
+        return self._constants[key]
+
+    def symbol(self, name: str, kind: str) -> str:
+        """Write the address of a variable within its memory space."""
+        symbol = self.kernel.symbols[name]
+        if symbol.space in ("global", "const"):
+            return f"M.memory.variables[{name!r}]"
+        return self.constant(symbol.offset, kind)
+
+    def write(self, destination: str, kind: str, expression: str) -> None:
+        """Assign an expression of a PTX type to a register."""
+        if destination == "_":
+            return
+        where = f", where={self._mask}" if self._mask else ""
+        self.lines.append(f"copyto({self.row(destination, kind)}, {expression}{where})")
+
+    def call(self, destination: str, kind: str, ufunc: str, *arguments: str, dtype: str = "") -> None:
+        """Assign the value of a ufunc to a register, without a temporary where all lanes run."""
+        if destination == "_":
+            return
+        extra = f", dtype={dtype}" if dtype else ""
+        if self._mask:
+            self.write(destination, kind, f"{ufunc}({', '.join(arguments)}{extra})")
+        else:
+            self.lines.append(f"{ufunc}({', '.join(arguments)}, out={self.row(destination, kind)}{extra})")
+
+    def statement(self, text: str) -> None:
+        """Add a statement as it is."""
+        self.lines.append(text)
+
+    @property
+    def active(self) -> str:
+        """The mask as an argument."""
+        return self._mask or "None"
+
+    def access(self, x: Instruction, space: str, kind: str, element: str, count: int, offset: int) -> str:
+        """Register one memory instruction and return its name in the statements."""
+        key = (self.index, space)
+        found = self._access_keys.get(key)
+        if found is None:
+            dtype = np.dtype(DTYPES[element])
+            found = Access(
+                len(self.accesses),
+                space,
+                kind,
+                dtype,
+                count,
+                dtype.itemsize * count,
+                offset,
+                x.opcode,
+                x.line,
+            )
+            self._access_keys[key] = found
+            self.accesses.append(found)
+            self.names[f"A{found.index}"] = found
+        return f"A{found.index}"
+
+    def address(self, operand: str, space: str) -> tuple[str, int]:
+        """Split "[%rd1+4]" into an expression for the lanes' addresses and the constant offset."""
+        found = re.fullmatch(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]", operand)
+        if found is None:
+            raise ValueError(operand)
+        offset = int(found[2], 0) if found[2] else 0
+        name = found[1]
+        if name in self.rows:
+            return self.row(name, "u32" if self.rows[name][0] == 32 else "u64"), offset
+        if name in self.kernel.symbols:
+            return self.symbol(name, "u64"), offset
+        return self.constant(int(name, 0), "u64"), offset
+
+
+Handler = Callable[[Emitter, Instruction], None]

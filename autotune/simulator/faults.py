@@ -1,0 +1,82 @@
+"""Turns what a kernel did wrong into a `Fault`: its kind, source line, block, thread and address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.errors import AutotuneError
+
+FaultKind = Literal[
+    "out-of-bounds",
+    "misaligned",
+    "read-only",
+    "shared-race",
+    "uninitialised-read",
+    "async-copy",
+    "divergent-barrier",
+    "divergent-warp",
+    "write-conflict",
+    "endless-loop",
+    "deadlock",
+    "trap",
+]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing a kernel did that no CUDA kernel may do.
+
+    Attributes:
+        kind: out-of-bounds (an access outside every array, or outside the block's shared or local memory),
+            misaligned (an address that is no multiple of the access width), read-only (a store into
+            memory that may not be written), shared-race (two threads touch one shared word, one of them
+            writes, no barrier lies between), uninitialised-read (of shared memory that nothing wrote),
+            async-copy (data of ``cp.async`` used before its wait, or before a barrier in another thread),
+            divergent-barrier (the threads of a block wait at different barriers), divergent-warp (a warp
+            operation waits for lanes that never arrive), write-conflict (two blocks store to one global
+            address), endless-loop (the step limit was reached), deadlock, trap.
+        message: One line in words, without the place.
+        line: CUDA source line; None without line information.
+        block: blockIdx (x, y, z).
+        thread: threadIdx (x, y, z).
+        address: Address in bytes; within the block's window for shared and local memory.
+        where: "global", "shared" or "local" where an address is given.
+    """
+
+    kind: FaultKind
+    message: str
+    line: int | None
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    address: int | None = None
+    where: str | None = None
+
+    def __str__(self) -> str:
+        place = f"line {self.line}, " if self.line is not None else ""
+        address = f", {self.where} address {self.address:#x}" if self.address is not None else ""
+        return f"{self.kind}: {self.message} ({place}block {self.block}, thread {self.thread}{address})"
+
+
+class SimulationFault(AutotuneError):
+    """A simulated kernel did something no CUDA kernel may do.
+
+    Attributes:
+        fault: What, and where.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+class UnsupportedPTX(AutotuneError):
+    """The PTX text holds something this simulator does not know; it never guesses."""
+
+
+class Stop(Exception):
+    """Carries the first fault out of the generated code; never leaves this package."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault

@@ -1,0 +1,110 @@
+"""Turns a launch and a range of its blocks into `Lanes`: which thread of which block each element is."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator.faults import Fault, FaultKind, Stop
+
+WARP = 32
+Extent = tuple[int, int, int]
+
+
+class Lanes:
+    """The threads of some consecutive blocks, block after block, each padded to whole warps.
+
+    Attributes:
+        count: Lanes, padding included.
+        blocks: Number of blocks.
+        threads: Threads of one block.
+        stride: Lanes of one block (threads rounded up to whole warps).
+        block: Block of each lane, counted within these blocks, ``[count]`` int64.
+        thread: Linear thread index of each lane within its block, ``[count]`` int64.
+        exists: False for padding lanes, ``[count]`` bool.
+    """
+
+    def __init__(self, grid: Extent, block: Extent, first_block: int, blocks: int) -> None:
+        self.grid, self.block_shape, self.first_block, self.blocks = grid, block, first_block, blocks
+        self.threads = block[0] * block[1] * block[2]
+        self.stride = -(-self.threads // WARP) * WARP
+        self.count = blocks * self.stride
+        self.index = np.arange(self.count)
+        self.block = self.index // self.stride
+        self.thread = self.index % self.stride
+        self.exists = self.thread < self.threads
+        self.full = self.threads == self.stride
+
+    @property
+    def block_ids(self) -> Any:
+        """Linear blockIdx of each lane, ``[count]`` int64."""
+        return self.block + self.first_block
+
+    @cached_property
+    def in_warp(self) -> Any:
+        """Lane number within the warp, ``[count]`` int64."""
+        return self.index % WARP
+
+    @cached_property
+    def special(self) -> dict[str, Any]:
+        """Values of the PTX special registers: uint32 arrays ``[count]``, or scalars."""
+        thread, block_id = self.thread, self.block_ids
+        lane = self.in_warp.astype(np.uint32)
+        bit = np.uint32(1) << lane
+        below = bit - np.uint32(1)
+        return {
+            **_coordinates("%tid", thread, self.block_shape),
+            **_coordinates("%ctaid", block_id, self.grid),
+            **{f"%ntid.{axis}": np.uint32(n) for axis, n in zip("xyz", self.block_shape, strict=True)},
+            **{f"%nctaid.{axis}": np.uint32(n) for axis, n in zip("xyz", self.grid, strict=True)},
+            "%laneid": lane,
+            "%warpid": (thread // WARP).astype(np.uint32),
+            "%nwarpid": np.uint32(self.stride // WARP),
+            "WARP_SZ": np.uint32(WARP),
+            "%lanemask_eq": bit,
+            "%lanemask_lt": below,
+            "%lanemask_le": below | bit,
+            "%lanemask_gt": ~(below | bit),
+            "%lanemask_ge": ~below,
+            "%smid": block_id.astype(np.uint32),
+            "%nsmid": np.uint32(self.grid[0] * self.grid[1] * self.grid[2]),
+            "%gridid": np.uint32(0),
+        }
+
+    def place(self, lane: int) -> tuple[Extent, Extent]:
+        """Return blockIdx and threadIdx of a lane."""
+        block_id = int(self.block[lane]) + self.first_block
+        return _unflatten(block_id, self.grid), self.thread_place(int(self.thread[lane]))
+
+    def block_place(self, block_id: int) -> Extent:
+        """Return blockIdx of a linear block index."""
+        return _unflatten(block_id, self.grid)
+
+    def thread_place(self, thread: int) -> Extent:
+        """Return threadIdx of a linear thread index."""
+        return _unflatten(thread, self.block_shape)
+
+    def stop(
+        self,
+        kind: FaultKind,
+        message: str,
+        line: int,
+        lane: int,
+        address: int | None = None,
+        where: str | None = None,
+    ) -> Stop:
+        """Make the exception that ends the simulation with a fault of one lane."""
+        block, thread = self.place(lane)
+        return Stop(Fault(kind, message, line or None, block, thread, address, where))
+
+
+def _coordinates(name: str, linear: Any, shape: Extent) -> dict[str, Any]:
+    x, y, _ = shape
+    values = (linear % x, linear // x % y, linear // (x * y))
+    return {f"{name}.{axis}": value.astype(np.uint32) for axis, value in zip("xyz", values, strict=True)}
+
+
+def _unflatten(linear: int, shape: Extent) -> Extent:
+    return linear % shape[0], linear // shape[0] % shape[1], linear // (shape[0] * shape[1])

@@ -1,0 +1,337 @@
+"""Turns a program and a launch into executed blocks: it decides which lanes run which basic block next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator.async_copies import AsyncCopies
+from autotune.simulator.barriers import BARRIERS, Barriers
+from autotune.simulator.bulk import BulkCopies
+from autotune.simulator.counters import Tally
+from autotune.simulator.faults import Stop
+from autotune.simulator.lanes import WARP, Extent, Lanes
+from autotune.simulator.mbarriers import MBarriers
+from autotune.simulator.memory import GlobalMemory
+from autotune.simulator.program import Program
+from autotune.simulator.ptx import Instruction
+from autotune.simulator.races import RaceDetector
+from autotune.simulator.registers import bytes_per_lane
+from autotune.simulator.shared import SharedMemory
+
+MAX_LANES = 8192  # threads that run at once
+GROUP_BYTES = (
+    256 << 20
+)  # registers, stacks, shared memory and its bookkeeping of those threads, if they can be split
+PATIENCE = 100  # times that lanes may look at an mbarrier while nothing else happens
+MAX_STEPS = 1_000_000  # basic blocks that one group of threads may execute
+_SHADOW_BYTES = 33  # kept with checks for each unit of shared memory whose races are told apart
+
+
+class Machine(BulkCopies):
+    """Runs the blocks of one launch in groups; every array spans the lanes of one group.
+
+    While all living lanes stand at one basic block, it runs as a whole. Where they part, the lanes at the
+    lowest block run first: compilers lay out code so that they meet again there.
+
+    Args:
+        program: The kernel.
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        memory: The arrays.
+        parameters: Bytes of each kernel parameter.
+        shared_bytes: Static and dynamic shared memory of one block.
+        checks: Look for races and the like.
+        counters: Count instructions and traffic.
+        max_steps: Basic blocks that one group may execute; None for `MAX_STEPS`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        grid: Extent,
+        block: Extent,
+        memory: GlobalMemory,
+        parameters: dict[str, bytes],
+        shared_bytes: int,
+        checks: bool,
+        counters: bool,
+        max_steps: int | None,
+    ) -> None:
+        tally = Tally(program) if counters else None
+        super().__init__(memory, parameters, program.kernel.local_bytes, checks, tally)
+        self.program, self.grid, self.block_shape, self.shared_bytes = program, grid, block, shared_bytes
+        self.max_steps = MAX_STEPS if max_steps is None else max_steps
+        self._blocks_allocated = 0
+
+    def run(self) -> None:
+        """Run every block of the grid.
+
+        Raises:
+            Stop: The first fault.
+        """
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        step = self._blocks_at_once()
+        with np.errstate(all="ignore"):
+            for first in range(0, blocks, step):
+                self._begin(first, min(step, blocks - first))
+                self._execute()
+
+    def _blocks_at_once(self) -> int:
+        stride = Lanes(self.grid, self.block_shape, 0, 1).stride
+        lane_bytes = bytes_per_lane(self.program.emitter.row_counts) + self.local_bytes + 64
+        shadow = _SHADOW_BYTES * self.shared_bytes // self.program.shared_unit if self.checks else 0
+        shared = self.shared_bytes + shadow
+        return max(1, min(MAX_LANES // stride, GROUP_BYTES // (stride * lane_bytes + shared)))
+
+    def _begin(self, first: int, blocks: int) -> None:
+        """Set up a group of blocks; its arrays serve all groups of that size."""
+        self.lanes = Lanes(self.grid, self.block_shape, first, blocks)
+        self.special = self.lanes.special
+        if self._blocks_allocated != blocks:
+            self._blocks_allocated = blocks
+            self.allocate(self.program.emitter.row_counts, self.lanes.count)
+            self.allocate_local(self.lanes.count)
+            unit, counters = self.program.shared_unit, self.tally is not None
+            self.shared = SharedMemory(self.lanes, self.shared_bytes, unit, self.checks, counters)
+        self.shared.clear(self.lanes)
+        self.async_copies = AsyncCopies(self.lanes.count)
+        self.mbarriers = (
+            MBarriers(self.lanes, len(self.shared.storage)) if self.program.uses_mbarriers else None
+        )
+        self.races = None
+        if self.checks:
+            self.races = RaceDetector(self.lanes, self.shared, self.async_copies, self.mbarriers)
+        if self.races is not None and self.program.syncs_warps:
+            self.races.use_warp_sync()
+
+    def _execute(self) -> None:
+        """Run the group to its end."""
+        lanes, end = self.lanes, len(self.program.blocks)
+        self.alive = lanes.exists.copy()
+        self.parked = np.zeros(lanes.count, bool)  # at a warp-wide instruction that lacks lanes
+        self.yielded = np.zeros(lanes.count, bool)  # asked for an mbarrier's phase that is not complete
+        self.completions, self._patience = 0, (0, PATIENCE)
+        self.barriers = Barriers(lanes)
+        self.place = np.zeros(lanes.count, np.int64)  # basic block of each lane, while they are apart
+        self.steps = 0
+        common: int | None = 0
+        mask = None if lanes.full else self.alive
+        while True:
+            if common is not None:
+                if common >= end:
+                    return
+                common = self._step_together(common, mask)
+                if common is not None:
+                    continue
+            elif not self._step_apart(end):
+                return
+            if self.alive.any() and not self.barriers.waiting.any() and not self.yielded.any():
+                places = self.place[self.alive]
+                if (places == places[0]).all():
+                    common = int(places[0])
+                    self.parked[:] = False
+                    mask = None if self.alive.all() else self.alive
+
+    def _step_together(self, number: int, mask: Any) -> int | None:
+        """Run a block for all living lanes; return the next block, None if they part or some end."""
+        self._count_step(number, mask)
+        self.program.function(number, mask is not None)(self, mask)
+        if self.mbarriers is not None and self.yielded.any():
+            self._transfer(number, self.alive if mask is None else mask)
+            return None
+        control = self.program.blocks[number].control
+        if control is None:
+            return number + 1
+        if control.parts[0] == "bra":
+            target = self.program.targets[control.operands[0]]
+            if control.predicate is None:
+                return target
+            taken = self._predicate(control)
+            if (mask is None and taken.all()) or (mask is not None and (taken | ~mask).all()):
+                return target
+            if not (taken.any() if mask is None else (taken & mask).any()):
+                return number + 1
+        elif control.predicate is None and control.parts[0] in ("ret", "exit"):
+            return len(self.program.blocks)
+        elif control.predicate is None and self.program.is_plain_barrier(control):
+            if self.races is not None:
+                self.races.barrier(None)
+            return number + 1
+        self._transfer(number, self.alive if mask is None else mask)
+        return None
+
+    def _step_apart(self, end: int) -> bool:
+        """Run one block for the lanes at the lowest place; return False when all lanes have ended."""
+        able = self.alive & ~self.barriers.waiting & ~self.parked
+        ready = able & ~self.yielded
+        if not ready.any():
+            if not self.alive.any():
+                return False
+            if not able.any():
+                raise self._stuck()
+            self._retry(able)
+            return True
+        number = int(self.place[ready].min())
+        if number >= end:
+            self._end(self.alive & (self.place >= end))
+            return True
+        mask = self.alive & ~self.barriers.waiting & ~self.yielded & (self.place == number)
+        members = self.program.blocks[number].members
+        if members is not None:
+            complete = self._warps_complete(members, mask)
+            self.parked |= mask & ~complete
+            mask &= complete
+            self.parked &= ~mask
+            if not mask.any():
+                return True
+        self._count_step(number, mask)
+        self.program.function(number, True)(self, mask)
+        self._transfer(number, mask)
+        return True
+
+    def _retry(self, able: Any) -> None:
+        """Let lanes look again whether an mbarrier's phase is complete, but not for ever."""
+        seen, left = self._patience
+        left = PATIENCE if seen != self.completions else left - 1
+        self._patience = (self.completions, left)
+        if left < 0:
+            lane = int(np.argmax(able))
+            line = self.program.line_of(int(self.place[lane]))
+            raise self.lanes.stop("deadlock", "the phase of an mbarrier never completes", line, lane)
+        self.yielded[:] = False
+
+    def _predicate(self, control: Instruction) -> Any:
+        assert control.predicate is not None
+        taken = self.p[self.program.emitter.rows[control.predicate][1]]
+        return ~taken if control.negated else taken
+
+    def _transfer(self, number: int, mask: Any) -> None:
+        """Move the masked lanes past the end of a block."""
+        control = self.program.blocks[number].control
+        self.place[mask] = number + 1
+        if control is None:
+            return
+        chosen = mask if control.predicate is None else mask & self._predicate(control)
+        name = control.parts[0]
+        if name == "bra":
+            self.place[chosen] = self.program.targets[control.operands[0]]
+        elif name == "brx":
+            table = [self.program.targets[label] for label in self.program.kernel.tables[control.operands[1]]]
+            self.place[chosen] = np.array(table).take(self._operand(control.operands[0])[chosen], mode="clip")
+        elif name in ("ret", "exit"):
+            self._end(chosen.copy())
+        elif name in ("bar", "barrier"):
+            self._arrive(control, chosen)
+        elif chosen.any():
+            lane = int(np.argmax(chosen))
+            raise self.lanes.stop("trap", "the kernel ran into a trap instruction", control.line, lane)
+
+    def _end(self, chosen: Any) -> None:
+        """End lanes; those that wait for them need not any more."""
+        self.alive &= ~chosen
+        self.parked[:] = False
+        self._release()
+
+    def _operand(self, operand: str) -> Any:
+        """Read a 32-bit operand of a control transfer, ``[lanes]``."""
+        if operand in self.program.emitter.rows:
+            return self.u[self.program.emitter.rows[operand][1]]
+        return np.full(self.lanes.count, int(operand, 0) & 0xFFFFFFFF, np.uint32)
+
+    def _arrive(self, control: Instruction, chosen: Any) -> None:
+        """Bring lanes to a barrier."""
+        operands = list(control.operands)
+        if "red" in control.parts:
+            condition = operands.pop()
+            row = self.p[self.program.emitter.rows[condition.lstrip("!")][1]]
+            np.copyto(self.barriers.condition, ~row if condition.startswith("!") else row, where=chosen)
+            operands.pop(0)
+        number = self._operand(operands[0])
+        if chosen.any() and int(number[chosen].max()) >= BARRIERS:
+            lane = int(np.argmax(chosen & (number >= BARRIERS)))
+            message = f"barrier {number[lane]} does not exist: a block has {BARRIERS}"
+            raise self.lanes.stop("deadlock", message, control.line, lane)
+        expected = self._operand(operands[1] if len(operands) > 1 else "0")
+        if "arrive" in control.parts:
+            self.barriers.arrive(chosen, number, expected)
+        else:
+            self.barriers.wait(chosen, number, expected)
+        self._release()
+
+    def _release(self) -> None:
+        """Let go the lanes whose barrier is complete."""
+        for block, at, whole in self.barriers.complete(self.alive):
+            part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
+            places = self.place[part][at]
+            if whole and not (places == places[0]).all():
+                raise self._divergent(part.start, at, places)
+            control = self._barrier_before(int(places[0]))
+            if "red" in control.parts:
+                self._reduce(control, part, at)
+            if self.races is not None:
+                self.races.barrier(block)
+
+    def _reduce(self, control: Instruction, part: slice, at: Any) -> None:
+        """Hand the lanes of a reducing barrier what all of them brought."""
+        brought = self.barriers.condition[part][at]
+        bits, row = self.program.emitter.rows[control.operands[0]]
+        if bits == 1:
+            self.p[row][part][at] = brought.all() if "and" in control.parts else brought.any()
+        else:
+            self.u[row][part][at] = np.count_nonzero(brought)
+
+    def _barrier_before(self, place: int) -> Instruction:
+        control = self.program.blocks[place - 1].control
+        assert control is not None
+        return control
+
+    def _divergent(self, first: int, at: Any, places: Any) -> Stop:
+        found, members = np.unique(places, return_counts=True)
+        rare = int(np.argmin(members))
+        lane = first + int(np.flatnonzero(at)[np.argmax(places == found[rare])])
+        lines = [self._barrier_before(int(place)).line for place in found]
+        many = ", ".join(f"{count} at line {line}" for count, line in zip(members, lines, strict=True))
+        message = f"the threads of the block wait at different barriers ({many})"
+        return self.lanes.stop("divergent-barrier", message, lines[rare], lane)
+
+    def _warps_complete(self, members: str, mask: Any) -> Any:
+        """Tell which lanes' warps have all the lanes that a warp-wide instruction names, ``[lanes]`` bool."""
+        named = self._operand(members).reshape(-1, WARP)
+        bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
+        here = mask.reshape(-1, WARP)
+        wanted = np.bitwise_or.reduce(np.where(here, named, np.uint32(0)), axis=1)
+        missing = ((wanted[:, None] & bits) != 0) & self.alive.reshape(-1, WARP) & ~here
+        return np.repeat(~missing.any(axis=1), WARP)
+
+    def _stuck(self) -> Stop:
+        """Nobody can run: name the barrier or the warp-wide instruction that never completes."""
+        parked = self.parked & self.alive
+        if parked.any():
+            lane = int(np.argmax(parked))
+            x = self.program.kernel.instructions[self.program.blocks[int(self.place[lane])].start]
+            message = f"{x.opcode} waits for lanes of its warp that never get there"
+            return self.lanes.stop("divergent-warp", message, x.line, lane)
+        first = int(np.argmax(self.alive)) // self.lanes.stride * self.lanes.stride
+        part = slice(first, first + self.lanes.stride)
+        at = self.alive[part]
+        places = self.place[part][at]
+        if not (places == places[0]).all():
+            return self._divergent(first, at, places)
+        lane = first + int(np.argmax(at))
+        line = self._barrier_before(int(self.place[lane])).line
+        return self.lanes.stop("deadlock", "a barrier waits for more threads than ever arrive", line, lane)
+
+    def _count_step(self, number: int, mask: Any) -> None:
+        self.steps += 1
+        if self.steps > self.max_steps:
+            lane = 0 if mask is None else int(np.argmax(mask))
+            message = f"the kernel did not end within {self.max_steps} basic blocks"
+            raise self.lanes.stop("endless-loop", message, self.program.line_of(number), lane)
+        if self.tally is not None:
+            warps, threads = self.lanes.count // WARP, self.lanes.count
+            if mask is not None:
+                warps = int(np.count_nonzero(mask.reshape(-1, WARP).any(axis=1)))
+                threads = int(np.count_nonzero(mask))
+            self.tally.add_block(number, warps, threads)

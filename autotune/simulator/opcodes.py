@@ -1,0 +1,55 @@
+"""Turns one PTX instruction into the Python statements that execute it on all lanes or on some."""
+
+from __future__ import annotations
+
+from autotune.simulator import emit_arithmetic, emit_bits, emit_memory, emit_moves, emit_warp
+from autotune.simulator.emitter import Emitter, Handler
+from autotune.simulator.ptx import Instruction
+
+_HANDLERS: dict[str, Handler] = {
+    **emit_arithmetic.HANDLERS,
+    **emit_bits.HANDLERS,
+    **emit_moves.HANDLERS,
+    **emit_memory.HANDLERS,
+    **emit_warp.HANDLERS,
+}
+_CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
+_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "elect")
+
+
+def is_warp_wide(x: Instruction) -> bool:
+    """Tell whether the lanes of a warp must arrive together: shfl.sync, mma.sync and the like."""
+    return x.parts[0] in _WARP_WIDE or x.parts[:2] == ("bar", "warp")
+
+
+def is_control(x: Instruction) -> bool:
+    """Tell whether an instruction may send lanes elsewhere or make them wait for their block."""
+    return x.parts[0] in _CONTROL and not is_warp_wide(x)
+
+
+def emit(emitter: Emitter, x: Instruction, index: int, masked: bool) -> list[str]:
+    """Write the statements for one instruction that is no control transfer.
+
+    Args:
+        emitter: Of its kernel.
+        x: The instruction.
+        index: Its position in the kernel.
+        masked: Whether only the lanes of the mask ``m`` run.
+
+    Raises:
+        UnsupportedPTX: Its opcode, a modifier or an operand is unknown.
+    """
+    handler = _HANDLERS.get(x.parts[0])
+    if handler is None:
+        raise emitter.unsupported(x)
+    guard = []
+    if x.predicate is not None:
+        condition = emitter.read(x.predicate, "pred")
+        condition = f"invert({condition})" if x.negated else condition
+        guard = [f"q = {condition}{' & m' if masked else ''}", f"M.predicated({index}, q)"]
+    emitter.begin(index, "q" if guard else "m" if masked else None)
+    try:
+        handler(emitter, x)
+    except (KeyError, IndexError, ValueError, TypeError, StopIteration):
+        raise emitter.unsupported(x) from None
+    return guard + emitter.lines

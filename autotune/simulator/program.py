@@ -1,0 +1,256 @@
+"""Turns a kernel's instructions into basic blocks, and each block into one Python function over all lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator import arithmetic, fma, warp
+from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Emitter
+from autotune.simulator.faults import UnsupportedPTX
+from autotune.simulator.opcodes import emit, is_control, is_warp_wide
+from autotune.simulator.ptx import Instruction, Kernel, parse_kernel
+
+BlockFunction = Callable[[Any, Any], None]
+_RUNS = {"fma.rn.f32": 3, "mul.f32": 2, "mul.rn.f32": 2, "mov.f32": 1, "mov.b32": 1, "mov.u32": 1}
+_SHORTEST_RUN = 4
+_REDUCTIONS = ("popc", "and", "or")
+_UFUNCS = (
+    *("absolute", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "ceil", "copysign", "copyto", "divide"),
+    *("equal", "floor", "fmax", "fmin", "greater", "greater_equal", "invert", "isfinite", "isinf", "isnan"),
+    *("left_shift", "less", "less_equal", "logical_and", "logical_or", "maximum", "minimum", "multiply"),
+    *("negative", "not_equal", "right_shift", "rint", "sqrt", "subtract", "trunc", "where"),
+    *("bool_", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64"),
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Instructions that run one after another, without a branch into or out of their middle.
+
+    Attributes:
+        start: Index of the first instruction.
+        stop: Index behind the last one, the control transfer left out.
+        control: The control transfer that ends it, None if it just runs on.
+        members: Operand with the lane mask of the warp-wide instruction it begins with, if it does.
+    """
+
+    start: int
+    stop: int
+    control: Instruction | None
+    members: str | None
+
+
+class Program:
+    """An executable kernel; its functions are generated when first needed.
+
+    Attributes:
+        kernel: The parsed kernel.
+        emitter: Register rows and memory instructions.
+        blocks: In text order.
+        targets: Label to the number of its block (``len(blocks)`` for the end).
+        shared_unit: Bytes of the smallest access to shared memory, 1 to 4.
+        global_unit: Bytes of the smallest store to global memory, 1 to 4.
+        uses_mbarriers: Whether the kernel has mbarriers.
+        syncs_warps: Whether the kernel calls __syncwarp().
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.emitter = Emitter(kernel)
+        self._check_names()
+        self._split()
+        self._functions: dict[tuple[int, bool], BlockFunction] = {}
+        self._namespace = self.emitter.names
+        self._namespace.update({name: getattr(np, name) for name in _UFUNCS})
+        self._namespace.update(
+            {
+                name: value
+                for name, value in (vars(arithmetic) | vars(fma)).items()
+                if callable(value) and name[0] != "_"
+            }
+        )
+        self._namespace["warp"] = warp
+        self._check_opcodes()
+        self.shared_unit = self._smallest("shared", ("ld", "st", "atom", "red"))
+        self.global_unit = self._smallest("global", ("st",))
+        self.uses_mbarriers = any(x.parts[0] == "mbarrier" for x in kernel.instructions)
+        self.syncs_warps = any(x.parts[:3] == ("bar", "warp", "sync") for x in kernel.instructions)
+
+    def _check_names(self) -> None:
+        for instruction in self.kernel.instructions:
+            if instruction.parts[0] == "call":
+                name = next(
+                    (operand for operand in instruction.operands if operand[0] not in "(%"), "a function"
+                )
+                place = f"(source line {instruction.line})"
+                raise UnsupportedPTX(
+                    f"PTX instruction {instruction.opcode} of {name} {place} is not supported by "
+                    "the simulator: let the compiler inline every device function, and do not print"
+                )
+            for operand in instruction.operands:
+                for name in re.findall(r"%[\w$.]+", operand):
+                    if name not in self.emitter.rows and name not in SPECIAL:
+                        raise UnsupportedPTX(f"PTX special register {name} is not supported by the simulator")
+
+    def _check_opcodes(self) -> None:
+        """Emit one instruction of each form, so that an unknown one is refused before anything runs."""
+        seen = set()
+        for index, instruction in enumerate(self.kernel.instructions):
+            form = (
+                instruction.opcode,
+                *(operand[0] if operand[0] in "%[{" else "" for operand in instruction.operands),
+            )
+            if form in seen:
+                continue
+            seen.add(form)
+            if is_control(instruction):
+                self._check_control(instruction)
+            else:
+                emit(self.emitter, instruction, index, False)
+
+    def _check_control(self, x: Instruction) -> None:
+        if x.parts[0] in ("bar", "barrier"):
+            rest = tuple(part for part in x.parts[1:] if part not in ("cta", "aligned"))
+            if rest not in (("sync",), ("arrive",)) and not (rest[:1] == ("red",) and rest[1] in _REDUCTIONS):
+                raise self.emitter.unsupported(x)
+
+    @staticmethod
+    def is_plain_barrier(x: Instruction) -> bool:
+        """Tell whether a control transfer is __syncthreads()."""
+        return x.parts[0] in ("bar", "barrier") and "sync" in x.parts and len(x.operands) == 1
+
+    def line_of(self, number: int) -> int:
+        """Return the source line of a basic block's first instruction, 0 if unknown."""
+        return self.kernel.instructions[self.blocks[number].start].line if number < len(self.blocks) else 0
+
+    def _smallest(self, space: str, opcodes: tuple[str, ...]) -> int:
+        sizes = [4]
+        for x in self.kernel.instructions:
+            generic = not any(
+                part.split("::")[0] in ("global", "shared", "local", "param", "const") for part in x.parts
+            )
+            here = any(part.split("::")[0] == space for part in x.parts)
+            if x.parts[0] in opcodes and (here or generic):
+                bits = re.search(r"\d+$", x.parts[-1])
+                sizes.append(int(bits[0]) // 8 if bits else 4)
+        return min(sizes)
+
+    def _split(self) -> None:
+        instructions = self.kernel.instructions
+        leaders = {0, *self.kernel.labels.values()}
+        for index, x in enumerate(instructions):
+            if is_control(x):
+                leaders.add(index + 1)
+            elif is_warp_wide(x):
+                leaders.add(index)
+        starts = sorted(index for index in leaders if index < len(instructions))
+        number = {start: position for position, start in enumerate(starts)}
+        self.targets = {name: number.get(index, len(starts)) for name, index in self.kernel.labels.items()}
+        self.blocks = []
+        for start, stop in zip(starts, [*starts[1:], len(instructions)], strict=True):
+            last, first = instructions[stop - 1], instructions[start]
+            control = last if is_control(last) else None
+            members = None
+            if is_warp_wide(first):
+                members = "0xffffffff" if first.parts[0] == "mma" else first.operands[-1]
+            self.blocks.append(Block(start, stop - (control is not None), control, members))
+
+    def function(self, number: int, masked: bool) -> BlockFunction:
+        """Return the function of a block: ``function(machine, mask)``."""
+        found = self._functions.get((number, masked))
+        if found is None:
+            found = self._functions[number, masked] = self._generate(number, masked)
+        return found
+
+    def _generate(self, number: int, masked: bool) -> BlockFunction:
+        block = self.blocks[number]
+        lines: list[str] = []
+        index = block.start
+        while index < block.stop:
+            x = self.kernel.instructions[index]
+            stop = self._run_end(index, block.stop) if x.opcode in _RUNS else index
+            if stop - index >= _SHORTEST_RUN:
+                lines.append(self._emit_run(index, stop, masked))
+                index = stop
+            else:
+                lines.extend(emit(self.emitter, x, index, masked))
+                index += 1
+        text = "\n ".join(lines)
+        used = [name for name in ROW_NAMES if re.search(rf"(?<![\w.]){name}\[", text)]
+        head = "".join(f" {name} = M.{name}\n" for name in used)
+        source = f"def block(M, m):\n{head} {text or 'pass'}\n"
+        exec(compile(source, f"<{self.kernel.name}, block {number}>", "exec"), self._namespace)
+        function: BlockFunction = self._namespace.pop("block")
+        return function
+
+    def _run_end(self, index: int, stop: int) -> int:
+        """Find the end of a run of like instructions, none of which depends on another one."""
+        opcode, inputs = self.kernel.instructions[index].opcode, _RUNS[self.kernel.instructions[index].opcode]
+        written: set[str] = set()
+        read: set[str] = set()
+        rows = self.emitter.rows
+        while index < stop:
+            x = self.kernel.instructions[index]
+            if x.opcode != opcode or x.predicate is not None or len(x.operands) != inputs + 1:
+                break
+            if any(name not in rows or rows[name][0] != 32 for name in x.operands):
+                break
+            target, sources = x.operands[0], x.operands[1:]
+            if target in written or target in read or not written.isdisjoint(sources):
+                break
+            written.add(target)
+            read.update(sources)
+            index += 1
+        return index
+
+    def _emit_run(self, start: int, stop: int, masked: bool) -> str:
+        instructions = self.kernel.instructions[start:stop]
+        rows = [tuple(self.emitter.rows[name][1] for name in x.operands) for x in instructions]
+        if instructions[0].opcode == "fma.rn.f32":
+            rows, grid = _as_grid(rows)
+        else:
+            grid = None
+        columns = [np.array(column) for column in zip(*rows, strict=True)]
+        if grid is not None:
+            columns[1], columns[2] = columns[1][:: grid[1]], columns[2][: grid[1]]
+        names = []
+        for position, column in enumerate(columns):
+            name = f"R{start}_{position}"
+            in_order = len(column) > 1 and bool((np.diff(column) == 1).all()) and position not in (1, 2)
+            self._namespace[name] = slice(int(column[0]), int(column[-1]) + 1) if in_order else column
+            names.append(name)
+        if len(columns) == 4:
+            return f"fma32_run(M.f2, {', '.join(names)}, {grid}, {'m' if masked else 'None'})"
+        if len(columns) == 3:
+            value = f"multiply(M.f2[{names[1]}], M.f2[{names[2]}])"
+            return f"M.f2[{names[0]}] = {f'where(m, {value}, M.f2[{names[0]}])' if masked else value}"
+        value = f"M.u2[{names[1]}]"
+        return f"M.u2[{names[0]}] = {f'where(m, {value}, M.u2[{names[0]}])' if masked else value}"
+
+
+def _as_grid(rows: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], tuple[int, int] | None]:
+    """Order FMAs as an outer product if they are one: every left row times every right row, once."""
+    left, right = {row[1] for row in rows}, {row[2] for row in rows}
+    if len(left) * len(right) != len(rows) or len({row[1:3] for row in rows}) != len(rows) or len(rows) < 4:
+        return rows, None
+    position = {row: order for order, row in enumerate(dict.fromkeys(row[1] for row in rows))}
+    place = {row: order for order, row in enumerate(dict.fromkeys(row[2] for row in rows))}
+    return sorted(rows, key=lambda row: (position[row[1]], place[row[2]])), (len(left), len(right))
+
+
+@lru_cache(maxsize=32)
+def load_program(ptx: str, entry: str) -> Program:
+    """Parse a kernel and prepare it for execution; the last few are kept.
+
+    Raises:
+        UsageError: The text has no such kernel.
+        UnsupportedPTX: It holds something this simulator does not know.
+    """
+    return Program(parse_kernel(ptx, entry))

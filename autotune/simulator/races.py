@@ -1,0 +1,282 @@
+"""Turns the order of shared-memory accesses into verdicts: races, reads of nothing, async copies used early.
+
+Barriers divide the life of a block into epochs. Each unit of shared memory remembers who wrote it last and
+who read it, as ``epoch * codes + code``: the code is a thread, a warp (several threads of it), "several
+warps" or "atomics". Two accesses conflict if they fall into one epoch, come from different threads, and one
+of them is a write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator.async_copies import AsyncCopies
+from autotune.simulator.emitter import Access
+from autotune.simulator.faults import FaultKind, Stop
+from autotune.simulator.lanes import WARP, Lanes
+from autotune.simulator.mbarriers import MBarriers
+from autotune.simulator.shared import Pattern, SharedMemory
+
+NOTHING = 1 << 62  # nothing wrote this unit
+IN_FLIGHT = 1 << 61  # + lane: an async copy of that lane wrote it
+BULK = 1 << 60  # + mbarrier: a bulk copy that reports to it wrote this unit
+
+
+class RaceDetector:
+    """Watches the shared memory of one group of blocks."""
+
+    def __init__(
+        self, lanes: Lanes, shared: SharedMemory, copies: AsyncCopies, mbarriers: MBarriers | None
+    ) -> None:
+        units = len(shared.storage) // shared.unit
+        self.lanes, self.shared, self.copies, self.mbarriers = lanes, shared, copies, mbarriers
+        self.writers = np.full(units, NOTHING, np.int64)
+        self.readers = np.full(units, -1, np.int64)
+        self.copy_groups = np.zeros(units, np.int64)
+        self.epochs = np.ones(lanes.blocks, np.int64)
+        self.epoch: int | None = 1  # None while the blocks are in different epochs
+        self.warp_sync = np.zeros(lanes.count // WARP, np.int64)  # times each warp was synchronised
+        self.write_sync: Any = None
+        self.read_sync: Any = None
+
+    def use_warp_sync(self) -> None:
+        """Take __syncwarp() into account: it orders the accesses of one warp."""
+        if self.write_sync is None:
+            self.write_sync = np.zeros(len(self.writers), np.int64)
+            self.read_sync = np.zeros(len(self.writers), np.int64)
+
+    def sync_warps(self, mask: Any) -> None:
+        """Note that the active lanes' warps were synchronised."""
+        if mask is None:
+            self.warp_sync += 1
+            np.copyto(self.copies.shown, self.copies.waited)
+        else:
+            synced = mask.reshape(-1, WARP).any(axis=1)
+            self.warp_sync += synced
+            np.copyto(self.copies.shown, self.copies.waited, where=np.repeat(synced, WARP))
+
+    def barrier(self, block: int | None) -> None:
+        """Begin a new epoch of one block, or of all."""
+        if block is None:
+            np.copyto(self.copies.published, self.copies.waited)
+        else:
+            part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
+            self.copies.published[part] = self.copies.waited[part]
+        if self.mbarriers is not None:
+            self.mbarriers.publish(block)
+        self.advance(block)
+
+    def advance(self, block: int | None) -> None:
+        """Order what a block (None: every block) did so far before what it does from now on."""
+        if block is None:
+            self.epochs += 1
+        else:
+            self.epochs[block] += 1
+        lowest = int(self.epochs.min())
+        self.epoch = lowest if lowest == int(self.epochs.max()) else None
+
+    def _start(self, found: Pattern) -> Any:
+        """First stamp of the current epoch of each unit's block."""
+        if self.epoch is not None:
+            return self.epoch * self.shared.codes
+        return self.epochs[found.blocks] * self.shared.codes
+
+    def read(self, access: Access, found: Pattern) -> None:
+        """Check and note a read."""
+        start = self._start(found)
+        writers = self.writers.take(found.words)
+        if (writers >= start).any():
+            self._examine(access, found, writers, start, False)
+        before = self.readers.take(found.words)
+        now = start + found.who
+        repeated = (before >= start) & (before != now)
+        if repeated.any():
+            now = np.where(repeated, self._merge(before - start, found.who) + start, now)
+        self.readers[found.words] = now
+        if self.read_sync is not None:
+            self.read_sync[found.words] = self.warp_sync[found.lane // WARP]
+
+    def write(
+        self, access: Access, found: Pattern, in_flight: bool, ticket: tuple[int, int] | None = None
+    ) -> None:
+        """Check and note a write.
+
+        Args:
+            access: The instruction.
+            found: Its addresses.
+            in_flight: It is a cp.async.
+            ticket: It is a bulk copy: the number of its mbarrier and the phase it belongs to.
+        """
+        start = self._start(found)
+        crowd = found.who >= self.lanes.stride
+        if crowd.any():
+            raise self._stop(
+                access, found, int(np.argmax(crowd)), "shared-race", "several threads write one word at once"
+            )
+        writers = self.writers.take(found.words)
+        if (writers >= start).any():
+            self._examine(access, found, writers, start, True)
+        readers = self.readers.take(found.words)
+        clash = (readers >= start) & (readers - start != found.who)
+        if clash.any() and self.read_sync is not None:
+            clash &= ~self._ordered_by_warp(found, readers - start, self.read_sync)
+        if clash.any():
+            where = int(np.argmax(clash))
+            code = int((readers - start)[where])
+            raise self._stop(
+                access,
+                found,
+                where,
+                "shared-race",
+                f"writes what {self._name(code)} read since the last barrier",
+            )
+        if in_flight:
+            self.writers[found.words] = IN_FLIGHT + found.lane
+            self.copy_groups[found.words] = self.copies.committed[found.lane]
+        elif ticket is not None:
+            self.writers[found.words] = BULK + ticket[0]
+            self.copy_groups[found.words] = ticket[1]
+        else:
+            self.writers[found.words] = start + found.who
+        if self.write_sync is not None:
+            self.write_sync[found.words] = self.warp_sync[found.lane // WARP]
+
+    def update(self, access: Access, found: Pattern) -> None:
+        """Check and note an atomic operation; atomics do not conflict with each other."""
+        start = self._start(found)
+        stamp = start + self.shared.atomic
+        writers = self.writers.take(found.words)
+        if ((writers >= start) & (writers != stamp)).any():
+            self._examine(access, found, np.where(writers == stamp, -1, writers), start, False)
+        readers = self.readers.take(found.words)
+        clash = (readers >= start) & (readers - start != found.who)
+        if clash.any():
+            where = int(np.argmax(clash))
+            name = self._name(int((readers - start)[where]))
+            raise self._stop(
+                access, found, where, "shared-race", f"changes what {name} read since the last barrier"
+            )
+        self.writers[found.words] = stamp
+
+    def _merge(self, before: Any, now: Any) -> Any:
+        """Combine two reader codes of one epoch: a thread, a warp, or several warps."""
+        stride = self.lanes.stride
+        warp_before = np.where(before < stride, before // WARP, before - stride)
+        warp_now = np.where(now < stride, now // WARP, now - stride)
+        several = self.shared.several
+        one_warp = (before < several) & (now < several) & (warp_before == warp_now)
+        return np.where(one_warp, stride + warp_now, several)
+
+    def _ordered_by_warp(self, found: Pattern, codes: Any, synced: Any) -> Any:
+        """Tell where the other access came from the same warp, before its last __syncwarp()."""
+        stride = self.lanes.stride
+        warp = np.where(
+            codes < stride, codes // WARP, np.where(codes < self.shared.several, codes - stride, -1)
+        )
+        mine = self.lanes.thread[found.lane] // WARP
+        own = np.where(found.who < self.shared.several, mine, -2)
+        return (warp == own) & (synced[found.words] < self.warp_sync[found.lane // WARP])
+
+    def _examine(self, access: Access, found: Pattern, writers: Any, start: Any, writing: bool) -> None:
+        """Decide about units whose last write is not known to lie in an earlier epoch."""
+        nothing = writers == NOTHING
+        if not writing and nothing.any():
+            raise self._stop(
+                access,
+                found,
+                int(np.argmax(nothing)),
+                "uninitialised-read",
+                "reads shared memory that nothing wrote",
+            )
+        flying = (writers >= IN_FLIGHT) & ~nothing
+        if flying.any():
+            self._examine_copies(access, found, writers, flying, writing)
+        bulk = (writers >= BULK) & (writers < IN_FLIGHT)
+        if bulk.any():
+            self._examine_bulk(access, found, writers, bulk, writing)
+        plain = (writers >= start) & (writers < BULK)
+        clash = plain & (writers - start != found.who)
+        if clash.any() and self.write_sync is not None:
+            clash &= ~self._ordered_by_warp(found, writers - start, self.write_sync)
+        if clash.any():
+            where = int(np.argmax(clash))
+            code = int((writers - start)[where])
+            verb = "writes" if writing else "reads"
+            raise self._stop(
+                access,
+                found,
+                where,
+                "shared-race",
+                f"{verb} what {self._name(code)} wrote since the last barrier",
+                not_thread=code,
+            )
+
+    def _examine_copies(
+        self, access: Access, found: Pattern, writers: Any, flying: Any, writing: bool
+    ) -> None:
+        copier = np.where(flying, writers - IN_FLIGHT, 0)
+        group = self.copy_groups[found.words]
+        own = self.lanes.thread[copier] == found.who
+        arrived = group < self.copies.waited[copier]
+        settled = group < self.copies.published[copier]
+        shown = (group < self.copies.shown[copier]) & (copier // WARP == self._one_warp(found))
+        bad = flying & ~np.where(own, arrived, settled | shown)
+        if bad.any():
+            where = int(np.argmax(bad))
+            thread = self._name(int(self.lanes.thread[copier[where]]))
+            verb = "overwrites" if writing else "reads"
+            if arrived[where]:
+                why = f"{verb} what an async copy of {thread} brought, with no barrier after its wait"
+            else:
+                why = (
+                    f"{verb} what an async copy of {thread} may still write: no cp.async.wait_group covers it"
+                )
+            raise self._stop(
+                access, found, where, "async-copy", why, not_thread=int(self.lanes.thread[copier[where]])
+            )
+        self.writers[found.words[flying & settled]] = 0
+
+    def _one_warp(self, found: Pattern) -> Any:
+        """Return the warp (counted over all blocks) that touches each unit, -1 for several."""
+        return np.where(found.who < self.shared.several, found.lane // WARP, -1)
+
+    def _examine_bulk(self, access: Access, found: Pattern, writers: Any, bulk: Any, writing: bool) -> None:
+        assert self.mbarriers is not None
+        column = np.where(bulk, writers - BULK, 0)
+        phase = self.copy_groups[found.words]
+        known = self.mbarriers.knows(found.lane, column, phase)
+        if (bulk & ~known).any():
+            verb = "overwrites" if writing else "reads"
+            why = f"{verb} what a bulk copy may still write: this thread did not wait for its mbarrier"
+            raise self._stop(access, found, int(np.argmax(bulk & ~known)), "async-copy", why)
+        settled = self.mbarriers.published[found.blocks, column] > phase
+        self.writers[found.words[bulk & settled]] = 0
+
+    def _name(self, code: int) -> str:
+        if code < self.lanes.stride:
+            return f"thread {self.lanes.thread_place(code)}"
+        if code < self.shared.several:
+            return f"threads of warp {code - self.lanes.stride}"
+        return "an atomic operation" if code == self.shared.atomic else "threads of several warps"
+
+    def _stop(
+        self,
+        access: Access,
+        found: Pattern,
+        where: int,
+        kind: FaultKind,
+        why: str,
+        not_thread: int | None = None,
+    ) -> Stop:
+        """Report the unit at a position of the pattern, in the name of a lane that touches it."""
+        unit = int(found.words[where]) * self.shared.unit
+        lane = int(found.lane[where])
+        if not_thread is not None and int(self.lanes.thread[lane]) == not_thread:
+            active = np.arange(self.lanes.count) if found.lanes is None else found.lanes
+            touching = (found.offsets <= unit) & (unit < found.offsets + access.size)
+            others = active[touching & (self.lanes.thread[active] != not_thread)]
+            lane = int(others[0]) if len(others) else lane
+        address = unit % self.shared.window
+        return self.lanes.stop(kind, f"{access.opcode} {why}", access.line, lane, address, "shared")

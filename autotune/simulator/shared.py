@@ -1,0 +1,194 @@
+"""Turns shared-memory addresses into checked reads and writes; remembers what repeated addresses mean."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator.emitter import Access
+from autotune.simulator.lanes import Lanes
+from autotune.simulator.memory import WIDE, gather, scatter
+from autotune.simulator.traffic import shared_traffic
+
+PATTERNS_PER_ACCESS = 8  # buffers of a pipeline take turns; more than these are worked out anew
+
+
+@dataclass(eq=False)
+class Pattern:
+    """One set of addresses that an instruction used, and everything that follows from it alone.
+
+    Kernels repeat the same shared addresses in every iteration, so bounds, alignment, the words touched
+    and the wavefronts are worked out once.
+
+    Attributes:
+        address: Address of each active lane as the register held it, ``[active]``.
+        lanes: The active lanes, None for all.
+        offsets: Byte offset of each active lane in the storage of all blocks, ``[active]`` int64.
+        words: The distinct units of memory touched, ``[words]`` int64.
+        who: Which thread touches each of them, or the code for several, ``[words]`` int64.
+        lane: One lane that touches each of them, ``[words]`` int64.
+        blocks: Block of each unit, ``[words]`` int64.
+        traffic: Requests, wavefronts, conflict-free wavefronts.
+    """
+
+    address: Any
+    lanes: Any
+    offsets: Any
+    index: Any = None
+    words: Any = None
+    who: Any = None
+    lane: Any = None
+    blocks: Any = None
+    traffic: tuple[int, int, int] = (0, 0, 0)
+
+
+class SharedMemory:
+    """The shared memory of all blocks of one group.
+
+    Attributes:
+        window: Bytes of one block.
+        unit: Bytes of the smallest access; races are told apart at this size.
+    """
+
+    def __init__(self, lanes: Lanes, size: int, unit: int, checks: bool, counters: bool) -> None:
+        self.lanes, self.unit, self.size = lanes, unit, size
+        self.window = max(32, -(-size // 32) * 32)
+        self.storage = np.zeros(lanes.blocks * self.window, np.uint8)
+        self.views: dict[Any, Any] = {}
+        self.base = lanes.block * self.window
+        self.checks, self.counters = checks, counters
+        self.patterns: dict[int, OrderedDict[int, Pattern]] = {}
+        self.warps = lanes.stride // 32
+        self.several = lanes.stride + self.warps  # code for threads of several warps
+        self.atomic = self.several + 1
+        self.codes = self.several + 2
+        units = len(self.storage) // unit if checks else 0
+        self._position = np.zeros(units, np.int64)
+        self._shared_by = np.zeros(units, np.int8)
+
+    def clear(self, lanes: Lanes) -> None:
+        """Fill with garbage for another group of blocks of the same shape, as the hardware leaves it."""
+        self.lanes = lanes
+        self.storage.view(np.uint32)[:] = np.uint32(0x7FB5A5A5)  # a NaN: garbage must not pass as data
+
+    def view(self, dtype: Any) -> Any:
+        """See the storage as elements."""
+        found = self.views.get(dtype)
+        if found is None:
+            found = self.views[dtype] = self.storage.view(dtype)
+        return found
+
+    def pattern(self, access: Access, address: Any, lanes: Any) -> Pattern:
+        """Look up, or work out, what an instruction's addresses mean.
+
+        Args:
+            access: The instruction.
+            address: Address of each active lane without the constant offset, ``[active]``, not empty.
+            lanes: The active lanes, None for all.
+
+        Raises:
+            Stop: An address is out of bounds or misaligned.
+        """
+        known = self.patterns.get(access.index)
+        if known is None:
+            known = self.patterns[access.index] = OrderedDict()
+        first = int(address[0])
+        found = known.get(first)
+        if (
+            found is not None
+            and len(found.address) == len(address)
+            and _same(found.lanes, lanes)
+            and (found.address == address).all()
+        ):
+            return found
+        found = known[first] = self._work_out(access, address, lanes)
+        if len(known) > PATTERNS_PER_ACCESS:
+            known.popitem(last=False)
+        return found
+
+    def _work_out(self, access: Access, address: Any, lanes: Any) -> Pattern:
+        who = np.arange(self.lanes.count) if lanes is None else lanes
+        local = displaced(address, access.offset)
+        bad = (local < 0) | (local + access.size > self.size)
+        if bad.any():
+            where = int(np.argmax(bad))
+            raise self.lanes.stop(
+                "out-of-bounds",
+                f"{access.opcode} of {access.size} bytes at byte {int(local[where])} of shared memory, "
+                f"of which the block has {self.size}",
+                access.line,
+                int(who[where]),
+                int(local[where]),
+                "shared",
+            )
+        if int(np.bitwise_or.reduce(local)) & (access.size - 1):
+            where = int(np.argmax(local & (access.size - 1) != 0))
+            raise self.lanes.stop(
+                "misaligned",
+                f"{access.opcode} of {access.size} bytes at byte {int(local[where])} of shared memory, "
+                f"an address that is no multiple of {access.size}",
+                access.line,
+                int(who[where]),
+                int(local[where]),
+                "shared",
+            )
+        offsets = local + self.base[who]
+        found = Pattern(address.copy(), lanes, offsets, offsets // access.size)
+        if self.checks:
+            self._words(access, found, who)
+        if self.counters:
+            found.traffic = shared_traffic(local, who, access.size, access.kind == "ld")
+        return found
+
+    def _words(self, access: Access, found: Pattern, who: Any) -> None:
+        """Find the distinct units and who touches each."""
+        width = max(1, access.size // self.unit)
+        units = ((found.offsets // self.unit)[:, None] + np.arange(width)).reshape(-1)
+        lane = np.repeat(who, width)
+        order = np.arange(len(units))
+        self._position[units] = order
+        last = self._position[units]  # the last lane that touches the same unit
+        found.words = units[last == order]
+        found.lane = lane[last == order]
+        who_code = self.lanes.thread[found.lane]
+        if len(found.words) < len(units):
+            shared = last != order
+            self._shared_by[found.words] = 0
+            other_thread = shared & (lane[last] != lane)
+            self._shared_by[units[other_thread]] = 1
+            self._shared_by[units[other_thread & (lane[last] // 32 != lane // 32)]] = 2
+            degree = self._shared_by[found.words]
+            warp_code = self.lanes.stride + who_code // 32
+            who_code = np.where(degree == 0, who_code, np.where(degree == 1, warp_code, self.several))
+        found.who = who_code
+        found.blocks = found.words // (self.window // self.unit)
+
+    def read(self, access: Access, found: Pattern) -> Any:
+        """Read each active lane's elements: ``[active]``, or ``[active, count]`` for a vector."""
+        if access.size > 16:
+            return gather(self.view, access, found.offsets, True)
+        if access.count == 1:
+            return self.view(access.dtype).take(found.index, mode="clip")
+        wide = self.view(WIDE[access.size]).take(found.index, mode="clip")
+        return wide.view(access.dtype).reshape(-1, access.count)
+
+    def write(self, access: Access, found: Pattern, values: Any) -> None:
+        """Write each active lane's elements."""
+        if access.count == 1:
+            self.view(access.dtype)[found.index] = values
+        else:
+            scatter(self.view, access, found.offsets, values, True)
+
+
+def displaced(address: Any, offset: int) -> Any:
+    """Add the constant part of an address, wrapping around at the width of the register; int64."""
+    kind = address.dtype.type
+    return (address + kind(offset % (1 << address.dtype.itemsize * 8))).astype(np.int64)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Compare two sets of active lanes of one length; None stands for all."""
+    return a is b or (a is not None and b is not None and bool((a == b).all()))

@@ -1,0 +1,203 @@
+"""Turns something that can be launched repeatedly into a `Timing`: how long one launch takes on the GPU.
+
+A sample is the time of several launches between two CUDA events, divided by their number; a timing is the
+median of samples. Launches of a few microseconds are replayed as a CUDA graph, because the host needs several
+for each launch. During a search each candidate is timed briefly and alone; the finalists are then timed in
+turns, so that a change of clocks or temperature meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+L2 = Literal["warm", "cold"]
+Method = Literal["back-to-back", "graph"]
+Clocks = Mapping[str, int | tuple[str, ...]]
+
+GRAPH_BELOW_MS = 0.03  # a lone launch reads up to 10 us too much, so this holds for every kernel below 20 us
+REPEAT_BELOW_MS = 0.2  # a short first launch may read several times too much: its process has just started
+GRAPH_LAUNCHES = 20
+MAX_LAUNCHES = 1000
+SEARCH_SAMPLES = 7
+SEARCH_SAMPLE_MS = 0.15  # 100 times the resolution of events, 0.5 us, and some margin
+SLOW_FACTOR = 1.25
+FINAL_SAMPLE_MS = 1.0
+FINAL_LAUNCHES = 3
+FINAL_SAMPLE_LIMIT_MS = 20.0
+FINAL_ROUNDS = 25
+FINAL_LEAST_ROUNDS = 9
+FINAL_SECONDS = 1.5
+NOISY_SPREAD = 0.05
+POWER_CAP = "power cap"
+TIE_MEDIAN = 1.01
+TIE_OVERLAP = 1.03
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one launch takes on the GPU.
+
+    Attributes:
+        median_ms: Median of the samples, milliseconds.
+        quantiles: 10, 50 and 90 % quantiles of the samples, milliseconds.
+        repeats: Samples.
+        launches: Launches of one sample.
+        l2: "warm": every launch uses the same operands; "cold": launches rotate through copies of the
+            operands that together exceed three times the L2 cache.
+        method: How the launches of a sample were issued.
+        noisy: The 10 to 90 % spread exceeds 5 % of the median, or the GPU was throttled by more than its
+            power cap, under which every large multiplication runs.
+        clocks: {"sm_mhz_min", "sm_mhz_max", "throttle": reasons} around the timing; None where not asked
+            for or unknown.
+    """
+
+    median_ms: float
+    quantiles: tuple[float, float, float]
+    repeats: int
+    launches: int
+    l2: L2
+    method: Method
+    noisy: bool
+    clocks: Clocks | None = None
+
+
+class Runnable(Protocol):
+    """What can be timed."""
+
+    def prepare(self, launches: int, method: Method) -> None:
+        """Make a sample consist of this many launches, issued this way."""
+
+    def sample(self) -> float:
+        """Run one sample; return milliseconds per launch."""
+
+
+class ClockSource(Protocol):
+    """What reports SM clocks and throttling."""
+
+    def start(self) -> None:
+        """Read for the first time."""
+
+    def stop(self) -> Clocks:
+        """Read again; return what was seen between."""
+
+
+def time_candidate(runnable: Runnable, best_ms: float | None, l2: L2) -> Timing:
+    """Time one candidate of a search in `SEARCH_SAMPLES` samples, or in two when it is clearly slow.
+
+    Args:
+        runnable: It must have run at least once.
+        best_ms: Median of the fastest candidate so far. One whose first two samples both exceed it by
+            `SLOW_FACTOR` is timed no further.
+        l2: State of the L2 cache, for the record.
+    """
+    launches, method, lone = _calibrate(runnable, SEARCH_SAMPLE_MS)
+    samples = [lone] if launches == 1 else []
+    runnable.prepare(launches, method)
+    while len(samples) < SEARCH_SAMPLES:
+        samples.append(runnable.sample())
+        if best_ms is not None and len(samples) == 2 and min(samples) > SLOW_FACTOR * best_ms:
+            break
+    return _timing(samples, launches, l2, method, None)
+
+
+def time_finalists(
+    runnables: Sequence[Runnable],
+    l2: L2,
+    clocks: ClockSource | None = None,
+    announce: Callable[[int], None] = lambda index: None,
+    now: Callable[[], float] = time.monotonic,
+) -> list[Timing]:
+    """Time all in rounds, each running one sample of everyone in rotated order.
+
+    There are at most `FINAL_ROUNDS` rounds within `FINAL_SECONDS`, and no fewer than `FINAL_LEAST_ROUNDS`. If
+    one kernel needs a graph, all are timed by graph.
+
+    Args:
+        runnables: Each must have run at least once.
+        l2: State of the L2 cache, for the record.
+        clocks: Read before and after.
+        announce: Told the index of the runnable about to run.
+        now: Seconds, for the time limit.
+
+    Returns:
+        Timings in the order of ``runnables``.
+    """
+    count = len(runnables)
+    plans = []
+    for index, runnable in enumerate(runnables):
+        announce(index)
+        plans.append(_calibrate(runnable, FINAL_SAMPLE_MS))
+    method: Method = "graph" if any(plan[1] == "graph" for plan in plans) else "back-to-back"
+    for index, (runnable, (launches, _, per_launch)) in enumerate(zip(runnables, plans, strict=True)):
+        affordable = max(1, int(FINAL_SAMPLE_LIMIT_MS / per_launch))
+        plans[index] = (max(launches, min(FINAL_LAUNCHES, affordable)), method, per_launch)
+        announce(index)
+        runnable.prepare(plans[index][0], method)
+        runnable.sample()
+
+    if clocks is not None:
+        clocks.start()
+    samples: list[list[float]] = [[] for _ in runnables]
+    end = now() + FINAL_SECONDS
+    for turn in range(FINAL_ROUNDS):
+        if turn >= FINAL_LEAST_ROUNDS and now() > end:
+            break
+        for step in range(count):
+            index = (turn + step) % count
+            announce(index)
+            samples[index].append(runnables[index].sample())
+    seen = clocks.stop() if clocks is not None else None
+    return [_timing(own, plan[0], l2, method, seen) for own, plan in zip(samples, plans, strict=True)]
+
+
+def tied(timing: Timing, best: Timing) -> bool:
+    """Tell whether two timings of the same rounds cannot be told apart.
+
+    They tie when the medians differ by 1 % at most, or by 3 % at most while the slower one's 10 % quantile
+    lies below the faster one's 90 % quantile.
+
+    Args:
+        timing: Any timing.
+        best: The one with the lowest median.
+    """
+    ratio = timing.median_ms / best.median_ms
+    return ratio <= TIE_MEDIAN or (ratio <= TIE_OVERLAP and timing.quantiles[0] <= best.quantiles[2])
+
+
+def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float]:
+    """Choose (launches, method) for samples of ``sample_ms``, and estimate milliseconds per launch."""
+    method: Method = "back-to-back"
+    runnable.prepare(1, method)
+    estimate = runnable.sample()
+    if estimate < REPEAT_BELOW_MS:
+        estimate = min(estimate, runnable.sample(), runnable.sample())
+    if estimate < GRAPH_BELOW_MS:
+        method = "graph"
+        runnable.prepare(GRAPH_LAUNCHES, method)
+        runnable.sample()  # the first replay also uploads the graph
+        estimate = runnable.sample()
+    estimate = max(estimate, 1e-6)
+    launches = min(math.ceil(sample_ms / estimate), MAX_LAUNCHES)
+    return (max(launches, GRAPH_LAUNCHES) if method == "graph" else launches), method, estimate
+
+
+def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks: Clocks | None) -> Timing:
+    low, median, high = (float(value) for value in np.quantile(samples, (0.1, 0.5, 0.9)))
+    reasons = () if clocks is None else clocks["throttle"]
+    throttled = isinstance(reasons, tuple) and any(reason != POWER_CAP for reason in reasons)
+    return Timing(
+        median_ms=median,
+        quantiles=(low, median, high),
+        repeats=len(samples),
+        launches=launches,
+        l2=l2,
+        method=method,
+        noisy=(high - low) > NOISY_SPREAD * median or throttled,
+        clocks=clocks,
+    )

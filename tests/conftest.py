@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ as rendered now")
+    parser.addoption(
+        "--require-gpu", action="store_true", help="run tests marked gpu even if no GPU is found: they fail"
+    )
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked or config.getoption("--require-gpu"):
+        return
+    if why := _no_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _no_gpu() -> str:
+    from autotune.device import current_device
+    from autotune.errors import DeviceError
+
+    try:
+        current_device(0)
+    except DeviceError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,41 @@
+"""The committed records: each still describes the code that its config renders to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune import records
+from autotune.device import named_device
+from autotune.render import render
+from autotune.space import Space
+
+CACHE = Path(__file__).resolve().parents[1] / "cache"
+FILES = sorted(CACHE.glob("*/*.json"))
+
+
+def test_there_are_records_of_the_h200():
+    assert {path.parent.name for path in FILES} >= {"NVIDIA_H200"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_committed_record_serves(path):
+    record = records.read(path)
+    device = named_device(record.device.name)
+    space = Space.load(record.family)
+    source = render(space, space.config(record.config), record.problem, device)
+    assert records.serves(record, device, record.problem, source.code_digest) is None
+    assert records.record_path(device, record.family, record.problem, root=CACHE) == path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_committed_record_is_a_verified_measurement(path):
+    record = records.read(path)
+    assert record.evidence == "measured"
+    assert record.timing is not None
+    assert record.gflops == pytest.approx(record.problem.flops / record.timing.median_ms / 1e6, rel=1e-3)
+    assert record.cublas is not None
+    assert record.vs_cublas == pytest.approx(record.cublas.median_ms / record.timing.median_ms, rel=1e-3)
+    assert record.verification.error <= record.verification.bound
+    assert record.finalists[0].config == record.config

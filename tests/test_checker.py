@@ -1,0 +1,186 @@
+"""The checker over host memory: candidates are Python functions on the same addresses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from host_gpu import HostGpu, NumpyKernels
+
+from autotune.errors import DeviceError, Rejected
+from autotune.gpu.verify_kernels import VerifyKernels, compile_kernels
+from autotune.problem import LAYOUTS, Problem
+from autotune.verify import Verdict
+
+pytest.importorskip("cupy")
+from autotune.gpu.checker import Checker
+
+SHAPES = [(70, 90, 40), (1, 33, 500), (33, 1, 7), (3, 5, 1)]
+
+
+class Host:
+    """A checker, and candidates that compute on the addresses they are given."""
+
+    def __init__(self, problem, kernels=NumpyKernels, memory_free=1 << 30, seed=5):
+        self.problem = problem
+        self.gpu = HostGpu(memory_free)
+        self.checker = Checker(self.gpu, kernels(self.gpu), problem, seed)
+
+    def multiply(self, alpha, a, b, beta, c):
+        problem = self.problem
+        stored_a = self.gpu.view(a, np.float32, problem.m * problem.k).reshape(problem.a_shape)
+        stored_b = self.gpu.view(b, np.float32, problem.k * problem.n).reshape(problem.b_shape)
+        out = self.gpu.view(c, np.float32, problem.m * problem.n).reshape(problem.c_shape)
+        op_a = stored_a if problem.layout[0] == "n" else stored_a.T
+        op_b = stored_b if problem.layout[1] == "n" else stored_b.T
+        product = np.float32(alpha) * (op_a @ op_b)
+        out[:] = product + np.float32(beta) * out if problem.beta else product
+
+    def then(self, mistake):
+        """A candidate that is right, then makes ``mistake(a, b, c)`` on views to the end of memory."""
+
+        def candidate(alpha, a, b, beta, c):
+            self.multiply(alpha, a, b, beta, c)
+            mistake(*(self.gpu.view(address, np.float32) for address in (a, b, c)))
+
+        return candidate
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_a_right_candidate_passes_on_every_set_and_in_full(m, n, k, layout, beta):
+    host = Host(Problem(m, n, k, layout, beta))
+    assert host.checker.set_count == 2
+    verdicts = [host.checker.check(host.multiply) for _ in range(3)]
+    verdicts += host.checker.check_in_full([host.multiply], lambda index: None)
+    for verdict in verdicts:
+        assert isinstance(verdict, Verdict)
+        assert verdict.ok, verdict.why
+    assert "set 2 of 2" in verdicts[1].inputs
+    assert "all elements" in verdicts[-1].inputs
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_with_the_real_kernels_on_the_simulator(layout):
+    binary = compile_kernels("sm_90")
+    problem = Problem(33, 20, 24, layout, 1)
+    host = Host(problem, lambda gpu: VerifyKernels(gpu.simulated(binary), gpu.sm_count))
+    assert host.checker.check(host.multiply).ok
+
+    def beyond(a, b, c):
+        c[problem.m * problem.n] = 1
+
+    assert "1 word after C" in host.checker.check(host.then(beyond)).why
+    (verdict,) = host.checker.check_in_full([host.multiply], lambda index: None)
+    assert verdict.ok
+
+
+def wrong_element(a, b, c):
+    c[77] += 1
+
+
+def unwritten_element(a, b, c):
+    c[77] = np.nan
+
+
+@pytest.mark.parametrize("mistake", [wrong_element, unwritten_element])
+def test_a_wrong_element_in_sampled_lines_is_named(mistake):
+    host = Host(Problem(70, 90, 40))
+    for verdict in (
+        host.checker.check(host.then(mistake)),
+        *host.checker.check_in_full([host.then(mistake)], lambda index: None),
+    ):
+        assert not verdict.ok
+        assert verdict.why.startswith("C[0, 77] ")
+
+
+def test_a_wrong_element_anywhere_is_found_by_projection():
+    host = Host(Problem(200, 300, 40))
+    for position in np.random.default_rng(0).integers(0, 200 * 300, 20):
+
+        def mistake(a, b, c, position=position):
+            c[position] += 0.1
+
+        verdict = host.checker.check(host.then(mistake))
+        assert not verdict.ok
+        assert f"row {position // 300} of C is wrong" in verdict.why or f"C[{position // 300}," in verdict.why
+
+
+def past_the_end(a, b, c):
+    c[70 * 90] = 1
+
+
+def far_past_the_end(a, b, c):
+    c[70 * 90 + 200_000 : 70 * 90 + 200_010] = 1
+
+
+def into_a(a, b, c):
+    a[3] = 9
+
+
+def into_b(a, b, c):
+    b[40 * 90 - 1] += 1
+
+
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        (past_the_end, "changed 1 word after C"),
+        (far_past_the_end, "changed 10 words after C"),
+        (into_a, "changed the contents of A of input set 1"),
+        (into_b, "changed the contents of B of input set 1"),
+    ],
+)
+def test_stray_writes_are_named_and_repaired(mistake, named):
+    host = Host(Problem(70, 90, 40))
+    outcome = host.checker.check(host.then(mistake))
+    assert outcome == Rejected("correctness", f"wrote outside C: {named}")
+    for _ in range(2):
+        assert host.checker.check(host.multiply).ok
+
+
+def test_stray_writes_of_a_finalist_spoil_no_other():
+    host = Host(Problem(70, 90, 40, beta=1))
+    stray, wrong = host.then(into_b), host.then(wrong_element)
+    outcomes = host.checker.check_in_full([host.multiply, stray, wrong, host.multiply], lambda index: None)
+    assert [getattr(outcome, "ok", "rejected") for outcome in outcomes] == [True, "rejected", False, True]
+    assert host.checker.check(host.multiply).ok
+
+
+def test_references_in_chunks_cover_every_row():
+    host = Host(Problem(70, 90, 40))
+    host.gpu.memory_free = 16 * 90 * 13  # ten rows at a time
+
+    def last_row(a, b, c):
+        c[69 * 90 + 8] += 1
+
+    right, wrong = host.checker.check_in_full([host.multiply, host.then(last_row)], lambda index: None)
+    assert right.ok
+    assert wrong.why.startswith("C[69, 8] ")
+
+
+def test_whoever_runs_in_full_is_announced():
+    host = Host(Problem(8, 8, 8))
+    announced = []
+    host.checker.check_in_full([host.multiply, host.multiply], announced.append)
+    assert [index for index in announced if index is not None] == [0, 1]
+    assert announced[0] is None
+
+
+def test_inputs_differ_between_seeds():
+    problem = Problem(8, 8, 8)
+    first, second = (Host(problem, seed=seed) for seed in (1, 2))
+    assert not np.array_equal(
+        *(host.gpu.download(host.checker.operands[0], 64, np.float32) for host in (first, second))
+    )
+
+
+def test_one_set_where_two_do_not_fit_and_an_error_where_none_does():
+    problem = Problem(256, 256, 256)
+    needed = 11 << 20
+    assert Host(problem, memory_free=needed).checker.set_count == 1
+    assert Host(problem, memory_free=2 * needed).checker.set_count == 2
+    with pytest.raises(
+        DeviceError, match=r"^256 x 256 x 256 nn needs \d+ bytes .* and 5000000 are free: tune"
+    ):
+        Host(problem, memory_free=5_000_000)

@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from autotune import __version__
+from autotune.cli import COMMANDS, main
+from autotune.space import Space
+
+CUBE = ["--m", "4096", "--n", "4096", "--k", "4096"]
+H200 = ["--target", "h200"]
+PRESET = dict(Space.load("sgemm").presets["square_block"])
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the command line here, in an empty folder with no records: (exit code, stdout, stderr)."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "records"))
+    monkeypatch.setenv("COLUMNS", "110")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["autotune", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return end.value.code, told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def refuse(run, tmp_path):
+    """Run a command that must fail: one line on stderr, nothing on stdout, nothing written."""
+
+    def refuse(*words, code=2):
+        before = sorted(tmp_path.rglob("*"))
+        status, out, err = run(*words)
+        assert err.count("\n") == 1, err
+        assert err.startswith("autotune: ")
+        assert out == ""
+        assert status == code, err
+        assert sorted(tmp_path.rglob("*")) == before
+        return err.removeprefix("autotune: ").rstrip()
+
+    return refuse
+
+
+def run_elsewhere(*words, **environment):
+    """Run the command line in a process of its own, which sees no GPU."""
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *words],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+# -- help ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], []])
+def test_help_lists_every_command(run, words):
+    status, out, err = run(*words)
+    assert (status, err) == (0, "")
+    assert out.startswith("Usage: autotune [OPTIONS] [COMMAND]")
+    for name, (_, text) in COMMANDS.items():
+        assert name in out
+        assert text in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command(run, command):
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert out.startswith(f"Usage: autotune {command} [OPTIONS]")
+    first = COMMANDS[command][1].partition(" ")[0].rstrip(":,")
+    assert first in out.splitlines()[2]
+    options = [line.split()[0] for line in out.splitlines() if line.startswith("  -")]
+    if command != "doctor":
+        assert {"--m", "--n", "--k", "--layout", "--beta", "--math"} <= set(options)
+    assert len(options) == len(set(options))
+
+
+def test_version(run):
+    assert run("--version") == (0, f"autotune, version {__version__}\n", "")
+
+
+def test_help_is_quick():
+    """Nothing heavy is imported; byte code is there after the first run."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    cpu, wall = [], []
+    for _ in range(6):
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "autotune", "--help"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        wall.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(cpu[1:]) < 0.15
+    assert min(wall[1:]) < 0.30
+
+
+# -- bad problems --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["tune", "show", "space", "emit"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--m", "0"], "m = 0 is out of range: give 1 to 2147483647 (2^31 - 1)"),
+        (["--m", "-5"], "m = -5 is out of range: give 1 to 2147483647 (2^31 - 1)"),
+        (["--k", str(2**31)], "k = 2147483648 is out of range: give 1 to 2147483647 (2^31 - 1)"),
+        (["--layout", "xx"], "layout 'xx' is unknown: give one of nn, nt, tn, tt"),
+        (["--beta", "2"], "beta = 2 is not a class: give 0 (C is never read) or 1 (C is read and scaled)"),
+        (["--math", "fp8"], "math 'fp8' is unknown: give one of ffma"),
+        (["--m", "x"], "Invalid value for '--m': 'x' is not a valid integer (see autotune {} --help)"),
+        (["--beta", "x"], "Invalid value for '--beta': 'x' is not a valid integer (see autotune {} --help)"),
+        (["--zzzzz"], "No such option '--zzzzz' (see autotune {} --help)"),
+    ],
+)
+def test_a_bad_problem(refuse, command, words, says):
+    assert refuse(command, *CUBE, *words) == says.format(command)
+
+
+@pytest.mark.parametrize("command", ["tune", "space", "emit"])
+def test_a_size_is_missing(refuse, command):
+    assert refuse(command, "--m", "1", "--n", "1") == f"Missing option '--k' (see autotune {command} --help)"
+
+
+def test_show_wants_all_sizes_or_none(refuse):
+    assert refuse("show", "--m", "1") == "a problem needs all of --m, --n and --k"
+
+
+def test_an_unknown_command(refuse):
+    assert refuse("tun").startswith("No such command 'tun'")
+
+
+# -- bad budgets, spaces, configs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", ["0", "abc", "-5", "0s", "-5s", "1.5", "", "5 parsecs", "nan", "inf"])
+def test_a_bad_budget(refuse, budget):
+    assert refuse("tune", *CUBE, "--budget", budget).startswith(f"budget {budget!r} ")
+
+
+def test_a_bad_strategy(refuse):
+    assert "strategy 'guess'" in refuse("tune", *CUBE, "--strategy", "guess")
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "100000", "many"])
+def test_a_bad_number_of_workers(refuse, workers):
+    assert refuse("tune", *CUBE, "--workers", workers).startswith("Invalid value for '--workers': ")
+
+
+SPACES = {
+    "name": ('[constraints]\nx = { expr = "BX > 1", reason = "x" }', "x uses the unknown name 'BX'"),
+    "call": ('[constraints]\nx = { expr = "open(1)", reason = "x" }', "'open(1)' is not allowed here"),
+    "empty": ("[parameters]\nBM = []", "parameters.BM.values must be a non-empty list"),
+    "toml": ("[parameters", "is not TOML"),
+}
+
+
+@pytest.mark.parametrize("command", ["tune", "space", "emit"])
+@pytest.mark.parametrize("fault", SPACES)
+def test_a_bad_space_file(refuse, tmp_path, command, fault):
+    text, says = SPACES[fault]
+    path = tmp_path / "my.toml"
+    path.write_text(f'extends = "sgemm"\n{text}\n')
+    told = refuse(command, *CUBE, "--space", path)
+    assert says in told
+    assert "my.toml" in told
+
+
+@pytest.mark.parametrize("command", ["tune", "space", "emit"])
+def test_an_unknown_space(refuse, command):
+    assert refuse(command, *CUBE, "--space", "sgem").startswith("family 'sgem' is unknown: give one of ")
+    assert "missing.toml: cannot be read" in refuse(command, *CUBE, "--space", "missing.toml")
+
+
+@pytest.mark.parametrize("target", [[], H200])
+def test_no_legal_config(refuse, tmp_path, target):
+    path = tmp_path / "my.toml"
+    path.write_text('extends = "sgemm"\n[parameters]\nstages = [4]\nloader = ["reg"]\n')
+    told = refuse("space", *CUBE, *target, "--space", path)
+    assert "my.toml: no config is legal for 4096 x 4096 x 4096 nn on " in told
+    assert "reg_stages, loader != 'reg' or stages <= 2 (registers hold one tile" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--preset", "nothing"], "preset 'nothing' is unknown: sgemm has "),
+        (["--preset", "square_block", "--config", "{}"], "--preset and --config both name a config"),
+        (["--preset", "square_block", "--set", "stages"], "--set 'stages': write NAME=VALUE"),
+        (["--preset", "square_block", "--set", "stages=9"], "stages = 9: give one of 1, 2, 3, 4"),
+        (["--preset", "square_block", "--set", "stages=--2"], "stages = '--2': give one of 1, 2, 3, 4"),
+        (["--preset", "square_block", "--set", "stages=²"], "stages = '²': give one of 1, 2, 3, 4"),
+        (["--preset", "square_block", "--set", f"stages={'9' * 5000}"], "stages = '999"),
+        (["--preset", "square_block", "--set", "loader=tma"], "loader = 'tma': give one of reg, cp_async"),
+        (["--preset", "square_block", "--set", "BX=1"], "'BX' is not a parameter of sgemm: give BM, "),
+        (["--config", "{"], "--config: is not JSON ("),
+        (["--config", '{"a": ' * 9999], "--config: is not JSON ("),
+        (["--config", '{"BM": 128}'], "the config misses TM, LM, BN"),
+        (["--config", json.dumps({**PRESET, "BM": 128.0})], "BM = 128.0: give one of 16, 32"),
+        (["--config", json.dumps({**PRESET, "BM": None})], "BM = None: give one of 16, 32"),
+        (["--config", "missing.json"], "--config missing.json: cannot be read (No such file"),
+        (["--config", "."], "--config .: cannot be read (Is a directory"),
+        (["--config", "x" * 5000], "--config xxx"),
+        (["--preset", "square_block", "--target", "voodoo2"], "target 'voodoo2' is not in the table: "),
+        (["--preset", "square_block", *H200, "--device", "0"], "--device is a GPU here and --target one"),
+    ],
+)  # fmt: skip
+def test_a_bad_config(refuse, words, says):
+    assert refuse("emit", *CUBE, *words).startswith(says)
+
+
+@pytest.mark.parametrize("target", [[], H200])
+def test_an_illegal_config_is_told_with_every_broken_constraint_and_its_numbers(refuse, target):
+    words = ["--preset", "square_block", "--set", "stages=1", "--set", "vec_a=4"]
+    told = refuse("emit", "--m", 4096, "--n", 4096, "--k", 4094, *target, *words)
+    assert " is not legal on " in told
+    assert (
+        "async_stages: needs loader != 'cp_async' or stages >= 2 but loader = cp_async, stages = 1 (" in told
+    )
+    assert (
+        "vec_a_aligned: needs lda % vec_a == 0 and a_row % vec_a == 0 but a_row = 8, lda = 4094, vec_a = 4 ("
+        in told
+    )
+
+
+def test_a_config_file_that_is_no_object(refuse, tmp_path):
+    path = tmp_path / "list.json"
+    path.write_text("[1]")
+    assert refuse("emit", *CUBE, "--config", path) == "--config: expected a JSON object of parameters"
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+def test_no_record_names_the_command_that_makes_one(refuse, tmp_path):
+    remedy = "run 'autotune tune --m 4096 --n 4096 --k 4096 --layout tn --beta 1'"
+    flags = [*CUBE, "--layout", "tn", "--beta", "1"]
+    told = refuse("show", *flags, code=1)
+    assert told == f"{tmp_path / 'records'} holds no record of 4096 x 4096 x 4096 tn beta: {remedy}"
+    told = refuse("emit", *flags, *H200, code=1)
+    assert (
+        told
+        == f"no record of 4096 x 4096 x 4096 tn beta on NVIDIA H200: {remedy}, or give --preset or --config"
+    )
+
+
+@pytest.mark.parametrize("family", ["**", "[", "../x", "*"])
+def test_a_family_is_no_pattern(refuse, family):
+    assert "holds no record" in refuse("show", *CUBE, "--family", family, code=1)
+
+
+def test_no_records_at_all(run, tmp_path):
+    assert run("show") == (
+        0,
+        "",
+        f"{tmp_path / 'records'} holds no records: run 'autotune tune {' '.join(CUBE)}'\n",
+    )
+    assert run("show", "--json") == (0, "[]\n", "")
+
+
+@pytest.mark.parametrize("command", ["tune", "show", "emit"])
+def test_the_folder_of_records_is_a_file(refuse, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    told = refuse(command, *CUBE, "--cache", tmp_path / "file")
+    assert told.startswith("Invalid value for '--cache': Directory ")
+
+
+def test_the_folder_of_records_cannot_be_written(refuse, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "below", "/proc/autotune"):
+        assert str(folder) in refuse("tune", *CUBE, "--cache", folder, code=1)
+        monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(folder))
+        assert str(folder) in refuse("tune", *CUBE, code=1)
+
+
+def test_emit_below_a_file_is_an_error_and_not_a_miss(refuse, tmp_path):
+    (tmp_path / "file").write_text("")
+    told = refuse("emit", *CUBE, *H200, "--cache", tmp_path / "file" / "below", code=1)
+    assert "Not a directory" in told
+
+
+# -- machines that lack something ----------------------------------------------------------------------------
+
+
+def test_tuning_without_a_gpu(tmp_path):
+    status, out, err = run_elsewhere("tune", *CUBE, "--cache", str(tmp_path))
+    assert (status, out, err.count("\n")) == (1, "", 1), err
+    assert err.startswith("autotune: ")
+    assert "GPU" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tuning_without_nvrtc(tmp_path):
+    status, out, err = run_elsewhere("tune", *CUBE, "--cache", str(tmp_path), AUTOTUNE_NVRTC="/nonexistent")
+    assert (status, out, err.count("\n")) == (1, "", 1), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_without_nvrtc(tmp_path):
+    status, out, err = run_elsewhere(
+        "doctor", AUTOTUNE_NVRTC="/nonexistent", AUTOTUNE_CACHE_DIR=str(tmp_path)
+    )
+    assert (status, err) == (1, "")
+    line = next(line for line in out.splitlines() if "NVRTC" in line)
+    assert line.startswith("missing")
+    assert "pip install nvidia-cuda-nvrtc" in out
+
+
+def test_a_gpu_that_was_asked_for_is_not_replaced():
+    status, out, err = run_elsewhere("space", *CUBE, "--device", "99")
+    assert (status, out, err.count("\n")) == (1, "", 1), err
+
+
+def test_a_device_that_was_assumed_is_said_behind_the_answer():
+    status, out, err = run_elsewhere("emit", *CUBE, "--preset", "square_block")
+    assert status == 0
+    assert out.startswith("// sgemm: ")
+    assert err == "no GPU here: these are the limits of an NVIDIA H200 (see --target)\n"
+
+
+def test_a_traceback_on_request():
+    status, _, err = run_elsewhere("--debug", "space", "--m", "0", "--n", "1", "--k", "1")
+    assert status == 1
+    assert "Traceback" in err
+    assert "autotune.errors.ProblemError: m = 0" in err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m autotune emit {' '.join([*CUBE, *H200])} --preset square_block | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.startswith("// sgemm")
+    assert done.stderr == ""
+
+
+# -- answers -------------------------------------------------------------------------------------------------
+
+
+def test_space_counts(run):
+    status, out, err = run("space", *CUBE, *H200, "--json")
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["raw"] - sum(rule["removed"] for rule in told["rules"]) == told["legal"] > 100_000
+    assert told["device"] == "NVIDIA H200"
+    assert told["problem"] == "f32_nn_m4096_n4096_k4096_beta0_ffma"
+    assert told["parameters"]["loader"] == ["reg", "cp_async"]
+
+
+def test_space_shows_every_reason_as_it_is_written(run):
+    status, out, err = run("space", *CUBE, *H200)
+    assert (status, err) == (0, "")
+    words = " ".join(out.split())
+    for rule in Space.load("sgemm").rules:
+        assert rule.name in words
+        for word in rule.reason.split():
+            assert word in words
+    assert "an A stored [k][m] already is [BK][BM]" in words
+
+
+def test_emit_writes_the_kernel_of_a_preset_and_of_the_same_config(run, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"config": PRESET, "evidence": "measured"}))
+    status, out, err = run("emit", *CUBE, *H200, "--preset", "square_block")
+    assert (status, err) == (0, "")
+    assert 'extern "C" __global__' in out
+    assert run("emit", *CUBE, *H200, "--config", json.dumps(PRESET))[1] == out
+    assert run("emit", *CUBE, *H200, "--config", path)[1] == out
+    changed = run(
+        "emit", *CUBE, *H200, "--preset", "square_block", "--set", "stages=3", "--set", "ffma_order=row"
+    )[1]
+    assert "stages3" in changed
+    assert "acc += reg_m x reg_n, row by row." in changed

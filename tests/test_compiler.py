@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import multiprocessing.connection
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune import compiler
+from autotune.compiler import Binary, CompilePool, compile_text, default_workers
+from autotune.errors import Rejected, ToolchainError
+from autotune.nvrtc import _libraries, nvrtc, nvrtc_version
+
+SCALE = """
+extern "C" __global__ void scale(const float* x, float* y) {
+    __shared__ float tile[64];
+    tile[threadIdx.x] = 2.0f * x[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = tile[63 - threadIdx.x];
+}
+"""
+
+SEVERAL = """
+__device__ __noinline__ float twice(float x) { return x + x; }
+extern "C" __global__ void scale2(float* y) { y[threadIdx.x] = twice(y[threadIdx.x]); }
+extern "C" __global__ void scale(float* y) { __shared__ float tile[32]; tile[threadIdx.x] = y[0];
+    __syncthreads(); y[threadIdx.x] = twice(tile[31 - threadIdx.x]); }
+extern "C" __global__ void scale3(float* y) { y[0] = 1.0f; }
+"""
+
+SPILLING = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spill(const float* a, const float* b, float* c) {
+    float acc[64] = {};
+    for (int k = 0; k < 1024; ++k)
+        #pragma unroll
+        for (int i = 0; i < 64; ++i) acc[i] += a[k * 64 + i] * b[k * 1024 + threadIdx.x];
+    for (int i = 0; i < 64; ++i) c[i * 1024 + threadIdx.x] = acc[i];
+}
+"""
+
+# 4096 accumulators, fully unrolled: about a minute of compiling.
+ENDLESS = """
+extern "C" __global__ void endless(const float* a, const float* b, float* c) {
+    float acc[64][64] = {};
+    for (int k = 0; k < 64; ++k)
+        #pragma unroll
+        for (int i = 0; i < 64; ++i)
+            #pragma unroll
+            for (int j = 0; j < 64; ++j) acc[i][j] += a[k * 64 + i] * b[k * 64 + j + threadIdx.x];
+    #pragma unroll
+    for (int i = 0; i < 64; ++i)
+        #pragma unroll
+        for (int j = 0; j < 64; ++j) c[(i * 64 + j) * 256 + threadIdx.x] = acc[i][j];
+}
+"""
+
+
+def compiled(text: str, entry: str, arch: str = "sm_90") -> Binary:
+    outcome = compile_text(text, entry, arch)
+    assert isinstance(outcome, Binary)
+    return outcome
+
+
+def collect_all(pool: CompilePool, limit: float = 30.0) -> dict[object, Binary | Rejected]:
+    outcomes: dict[object, Binary | Rejected] = {}
+    end = time.monotonic() + limit
+    while pool.pending:
+        assert time.monotonic() < end, f"still {pool.pending} compiles after {limit} s"
+        outcomes.update(pool.collect(timeout=1.0))
+    return outcomes
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
+def test_one_compile_gives_cubin_ptx_and_resources(arch: str) -> None:
+    binary = compiled(SCALE, "scale", arch)
+    assert binary.cubin.startswith(b"\x7fELF")
+    assert f".target {arch}" in binary.ptx
+    assert ".entry scale(" in binary.ptx
+    assert not binary.ptx.endswith("\0")
+    assert (binary.arch, binary.entry, binary.nvrtc) == (arch, "scale", nvrtc_version())
+    assert f"--gpu-architecture={arch}" in binary.options
+    assert 4 <= binary.registers <= 32
+    assert (binary.shared_bytes, binary.spill_bytes, binary.stack_bytes) == (256, 0, 0)
+    assert len(binary.digest) == 64
+
+
+def test_same_input_gives_an_equal_binary() -> None:
+    first, second = compiled(SCALE, "scale"), compiled(SCALE, "scale")
+    assert first == second
+    assert first.digest == second.digest
+    assert compiled(SCALE.replace("2.0f", "3.0f"), "scale").digest != first.digest
+
+
+def test_resources_are_those_of_the_entry() -> None:
+    shared = {entry: compiled(SEVERAL, entry).shared_bytes for entry in ("scale", "scale2", "scale3")}
+    assert shared == {"scale": 128, "scale2": 0, "scale3": 0}
+
+
+def test_spills_are_counted() -> None:
+    binary = compiled(SPILLING, "spill")
+    assert binary.registers <= 32
+    assert binary.spill_bytes >= 256
+    assert binary.stack_bytes >= 128
+
+
+def test_log_parser_keeps_functions_apart() -> None:
+    # Both orders in which ptxas prints functions that were not inlined.
+    log = """
+ptxas info    : Compiling entry function 'ka' for 'sm_90'
+ptxas info    : Function properties for ka
+ptxas         .     8 bytes stack frame, 16 bytes spill stores, 32 bytes spill loads
+ptxas info    : Function properties for _Z5twicef
+ptxas         .     1 bytes stack frame, 2 bytes spill stores, 3 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 8 bytes cumulative stack size, 512 bytes smem
+ptxas info    : Compiling entry function 'ka2' for 'sm_90'
+ptxas info    : Function properties for ka2
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers
+ptxas info    : Function properties for _Z6thricef
+ptxas         .     1 bytes stack frame, 2 bytes spill stores, 3 bytes spill loads
+"""
+    assert compiler._resources(log, "ka") == (40, 48, 8, 512)
+    assert compiler._resources(log, "ka2") == (8, 0, 0, 0)
+    assert compiler._resources(log, "k") is None
+    assert compiler._resources(log, "_Z5twicef") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("int x = y; zz(1);", 'kernel.cu(1): error: identifier "y" is undefined (2 errors)'),
+        ('int error = 1; asm("foo.bar;");', "ptxas application ptx input, line"),
+        ('static_assert(1 > 2, "BM must divide");', 'error: static assertion failed with "BM must divide"'),
+        (
+            "__shared__ float s[65536]; s[threadIdx.x] = a[0]; __syncthreads(); a[0] = s[9];",
+            "ptxas error   : Entry function 'k' uses too much shared data (0x40000 bytes, 0xc000 max)",
+        ),
+    ],
+)
+def test_failing_compile_is_a_value_in_one_line(body: str, why: str) -> None:
+    outcome = compile_text(f'extern "C" __global__ void k(float* a) {{ {body} }}', "k", "sm_90")
+    assert isinstance(outcome, Rejected)
+    assert outcome.kind == "compile"
+    assert why in outcome.why
+    assert outcome.why.isprintable()
+
+
+def test_what_is_no_candidates_fault_raises() -> None:
+    with pytest.raises(ToolchainError, match=r"kernel other(.|\n)*Used \d+ registers"):
+        compile_text(SCALE, "other", "sm_90")
+    with pytest.raises(ToolchainError, match="--no-such-option"):
+        compile_text(SCALE, "scale", "sm_90", ("--no-such-option",))
+
+
+def test_architectures() -> None:
+    library = nvrtc()
+    assert {"sm_80", "sm_90", "sm_120"} <= set(library.supported_archs)
+    assert library.resolve("sm_90a") == "sm_90a"
+    highest = max(int(name[3:]) for name in library.supported_archs)
+    assert library.resolve(f"sm_{highest // 10}9") == f"sm_{highest}"
+    assert compiled(SCALE, "scale", f"sm_{highest // 10}9").arch == f"sm_{highest}"
+    for unknown in ("sm_35", "sm_999", "sm_129a", "90"):
+        with pytest.raises(ToolchainError, match=f"for {unknown}: it supports .*sm_90"):
+            library.resolve(unknown)
+
+
+def test_lookup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load = nvrtc.__wrapped__
+    monkeypatch.setenv("AUTOTUNE_NVRTC", nvrtc().path)
+    assert load().version == nvrtc().version
+    for wrong in (tmp_path / "absent.so", Path(__file__)):
+        monkeypatch.setenv("AUTOTUNE_NVRTC", str(wrong))
+        with pytest.raises(
+            ToolchainError, match=rf"AUTOTUNE_NVRTC: {wrong}.*pip install nvidia-cuda-nvrtc"
+        ) as caught:
+            load()
+        assert "\n" not in str(caught.value)
+
+
+def test_lookup_prefers_the_drivers_major(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    twelve = tmp_path / "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"
+    thirteen = tmp_path / "nvidia/cu13/lib/libnvrtc.so.13"
+    for file in (twelve, thirteen):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert list(_libraries(None))[:3] == [str(thirteen), str(twelve), "libnvrtc.so.13"]
+    assert list(_libraries(12))[:3] == [str(twelve), str(thirteen), "libnvrtc.so.12"]
+
+
+def test_pool_gives_what_compile_text_gives() -> None:
+    with CompilePool(2) as pool:
+        assert (pool.free, pool.pending, pool.waitables, pool.next_deadline) == (2, 0, [], None)
+        assert pool.collect(timeout=5) == []
+        broken = SCALE.replace("tile[64]", "tile[sixty]")
+        texts = {("good", 1): SCALE, ("bad", 2): broken, ("good", 3): SCALE.replace("2.0f", "3.0f")}
+        for key, text in texts.items():
+            pool.submit(key, text, "scale", "sm_90")
+        assert (pool.free, pool.pending, len(pool.waitables)) == (-1, 3, 2)
+        assert pool.next_deadline is not None
+        assert pool.next_deadline > time.monotonic()
+        assert multiprocessing.connection.wait(pool.waitables, timeout=10)
+        assert collect_all(pool) == {key: compile_text(text, "scale", "sm_90") for key, text in texts.items()}
+        assert (pool.free, pool.pending) == (2, 0)
+
+
+def test_slow_compile_times_out_alone() -> None:
+    with CompilePool(2, timeout_s=1.5) as pool:
+        pool.submit("endless", ENDLESS, "endless", "sm_90")
+        for number in range(4):
+            pool.submit(number, SCALE, "scale", "sm_90")
+        slow = pool._workers[0].child.pid
+        outcomes = collect_all(pool)
+        late = outcomes.pop("endless")
+        assert isinstance(late, Rejected)
+        assert late.kind == "compile_timeout"
+        assert "1.5 s" in late.why
+        assert [type(outcome) for outcome in outcomes.values()] == [Binary] * 4
+        assert not Path(f"/proc/{slow}").exists()
+        pool.submit("again", SCALE, "scale", "sm_90")
+        pool.submit("and again", SCALE, "scale", "sm_90")
+        assert slow not in [worker.child.pid for worker in pool._workers]
+        assert all(isinstance(outcome, Binary) for outcome in collect_all(pool).values())
+
+
+def test_killed_child_loses_only_its_compile() -> None:
+    with CompilePool(2) as pool:
+        pool.submit("lost", ENDLESS, "endless", "sm_90")
+        pool.submit("kept", SCALE, "scale", "sm_90")
+        pool.submit("later", SCALE, "scale", "sm_90")
+        os.kill(pool._workers[0].child.pid, signal.SIGKILL)
+        outcomes = collect_all(pool)
+        assert outcomes.pop("lost") == Rejected("compile", "the compiler process died: killed by SIGKILL")
+        assert [type(outcome) for outcome in outcomes.values()] == [Binary] * 2
+
+
+def test_child_that_died_idle_costs_nothing() -> None:
+    with CompilePool(1) as pool:
+        pool.warm()
+        (worker,) = pool._workers
+        os.kill(worker.child.pid, signal.SIGKILL)
+        worker.child._process.wait()
+        pool.submit("first", SCALE, "scale", "sm_90")
+        assert isinstance(collect_all(pool)["first"], Binary)
+
+
+def test_pool_raises_what_is_no_candidates_fault() -> None:
+    with CompilePool(1) as pool:
+        pool.submit("old", SCALE, "scale", "sm_35")
+        with pytest.raises(ToolchainError, match="cannot compile for sm_35"):
+            pool.collect(timeout=10)
+        pool.submit("new", SCALE, "scale", "sm_90")
+        assert isinstance(collect_all(pool)["new"], Binary)
+
+
+def test_closed_pool_leaves_no_process() -> None:
+    pool = CompilePool(2)
+    pool.warm()
+    pool.submit("endless", ENDLESS, "endless", "sm_90")
+    pids = [worker.child.pid for worker in pool._workers]
+    pool.close()
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(ValueError, match="closed"):
+        pool.submit("late", SCALE, "scale", "sm_90")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_killed_parent_leaves_no_compiler_running() -> None:
+    script = (
+        "import sys, time; sys.path[:] = eval(sys.argv[1])\n"
+        "from autotune.compiler import CompilePool\n"
+        "pool = CompilePool(2); pool.warm()\n"
+        "pool.submit('warm', sys.argv[2], 'scale', 'sm_90'); pool.collect(10)\n"
+        "pool.submit('busy', sys.argv[3], 'endless', 'sm_90')\n"
+        "print(*[worker.child.pid for worker in pool._workers], flush=True); time.sleep(60)"
+    )
+    arguments = [sys.executable, "-c", script, repr(sys.path), SCALE, ENDLESS]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.2)
+        running = [pid for pid in pids if _runs(pid)]
+        parent.kill()
+    assert len(running) == 2
+    end = time.monotonic() + 5
+    while any(_runs(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_pool_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 worker"):
+        CompilePool(0)
+
+
+def test_default_workers_leaves_one_cpu() -> None:
+    assert 1 <= default_workers() <= min(compiler.MAX_WORKERS, max(1, len(os.sched_getaffinity(0)) - 1))

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from autotune.compiler import Binary
+from autotune.errors import DeviceError, Rejected
+from autotune.gpu.worker import GpuWorker, MeasuredTrial
+from autotune.problem import Problem
+from autotune.render import Launch
+
+PROBLEM = Problem(64, 64, 64)
+LAUNCH = Launch((1, 1, 1), (32, 1, 1), 0)
+
+
+def binary(entry, cubin=b"ELF"):
+    return Binary(cubin, "", "sm_90", entry, 32, 0, 0, 0, "", "13.5", (), 0.1)
+
+
+def worker(service="stub_gpu:serve", **kwargs):
+    return GpuWorker(0, PROBLEM, seed=1, service=service, **kwargs)
+
+
+def measure(worker, *entries, timeout_s=20.0):
+    """Submit all at once; return the outcomes by position."""
+    for key, entry in enumerate(entries):
+        worker.submit(key, binary(entry), LAUNCH, None, timeout_s)
+    outcomes = {}
+    while worker.pending:
+        outcomes.update(worker.collect(20))
+    return [outcomes[key] for key in range(len(entries))]
+
+
+def kinds(outcomes):
+    return [
+        outcome.timing.median_ms if isinstance(outcome, MeasuredTrial) else outcome.kind
+        for outcome in outcomes
+    ]
+
+
+def test_facts_and_outcomes_arrive():
+    with worker() as gpu:
+        assert gpu.ready().driver == "580.95.05"
+        assert gpu.pending == 0
+        assert gpu.next_deadline is None
+        assert kinds(measure(gpu, "1.5", "wrong", "2.5")) == [1.5, "correctness", 2.5]
+
+
+def test_outcomes_do_not_wait_for_ready():
+    with worker() as gpu:
+        assert gpu.next_deadline is not None
+        assert kinds(measure(gpu, "1.5")) == [1.5]
+
+
+@pytest.mark.parametrize("bad", ["crash", "poison", "refused"])
+def test_only_the_candidate_at_fault_is_lost(bad):
+    with worker() as gpu:
+        outcomes = measure(gpu, "1.0", bad, "2.0", bad, bad, "3.0")
+    assert kinds(outcomes) == [1.0, "crash", 2.0, "crash", "crash", 3.0]
+
+
+def test_a_crash_says_how_the_process_ended():
+    with worker() as gpu:
+        (outcome,) = measure(gpu, "crash")
+    assert outcome == Rejected("crash", "the GPU worker died: killed by SIGSEGV")
+
+
+def test_a_candidate_over_its_limit_is_killed_and_the_rest_measured():
+    start = time.monotonic()
+    with worker() as gpu:
+        gpu.ready()
+        outcomes = measure(gpu, "1.0", "hang", "2.0", timeout_s=0.5)
+    assert kinds(outcomes) == [1.0, "timeout", 2.0]
+    assert outcomes[1].why == "no result after 0.5 s"
+    assert time.monotonic() - start < 15
+
+
+def test_the_limit_counts_from_the_start_of_a_candidate():
+    with worker() as gpu:
+        gpu.ready()
+        gpu.submit("first", binary("hang"), LAUNCH, None, 0.8)
+        gpu.submit("second", binary("1.0"), LAUNCH, None, 0.1)
+        while not (outcomes := gpu.collect(5)):
+            pass
+        assert [key for key, _ in outcomes] == ["first"]
+        assert [key for key, _ in gpu.collect(20)] == ["second"]
+
+
+def test_a_sleeping_caller_is_told_when_to_wake():
+    with worker() as gpu:
+        gpu.ready()
+        gpu.submit(0, binary("hang"), LAUNCH, None, 5.0)
+        end = time.monotonic() + 5
+        while gpu.next_deadline is None and time.monotonic() < end:
+            assert gpu.collect(0.1) == []
+        assert gpu.next_deadline == pytest.approx(time.monotonic() + 5, abs=1)
+
+
+def test_sending_never_blocks_on_a_busy_worker():
+    with worker() as gpu:
+        gpu.ready()
+        gpu.submit("hang", binary("hang"), LAUNCH, None, 1.0)
+        start = time.monotonic()
+        gpu.submit("next", binary("1.0", cubin=bytes(5_000_000)), LAUNCH, None, 20.0)
+        assert time.monotonic() - start < 0.5
+        outcomes = {}
+        while gpu.pending:
+            outcomes.update(gpu.collect(20))
+        assert kinds([outcomes["hang"], outcomes["next"]]) == ["timeout", 1.0]
+
+
+def test_a_broken_worker_is_replaced_once_per_fault(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_GPU", str(tmp_path / "pids"))
+    with worker("stub_gpu:serve_counting") as gpu:
+        measure(gpu, "1.0", "poison", "2.0", "crash", "3.0", "refused")
+    assert len((tmp_path / "pids").read_text().split()) == 3
+
+
+def test_an_error_of_the_start_is_raised_as_it_was():
+    with (
+        worker("stub_gpu:no_memory") as gpu,
+        pytest.raises(DeviceError, match=r"^64 x 64 x 64 nn needs 2 bytes"),
+    ):
+        gpu.ready()
+
+
+def test_a_worker_that_cannot_start_is_a_device_error():
+    with (
+        worker("stub_gpu:never_starts") as gpu,
+        pytest.raises(DeviceError, match=r"failed 3 times .*libsomething"),
+    ):
+        measure(gpu, "1.0")
+
+
+def test_a_silent_worker_is_not_waited_for():
+    with worker("stub_gpu:silent") as gpu, pytest.raises(DeviceError, match=r"not ready after 0\.3 s"):
+        gpu.ready(0.3)
+
+
+def test_without_a_gpu_the_error_is_one_line():
+    with GpuWorker(10_000, PROBLEM) as gpu, pytest.raises(DeviceError) as caught:
+        gpu.ready()
+    assert "\n" not in str(caught.value)
+    assert "GPU" in str(caught.value) or "driver" in str(caught.value)
+
+
+def entries(*names):
+    return [(name, binary(name.split()[0]), LAUNCH) for name in names]
+
+
+def test_finals_return_everyone_and_the_baseline():
+    with worker() as gpu:
+        finals = gpu.finals(entries("1.0", "2.0"), 20)
+    assert list(finals.outcomes) == ["1.0", "2.0"]
+    assert kinds(finals.outcomes.values()) == [1.0, 2.0]
+    assert finals.cublas.median_ms == 0.5
+    assert finals.cublas_kernel == "sgemm_kernel"
+
+
+@pytest.mark.parametrize("bad", ["crash", "poison", "hang"])
+def test_a_finalist_that_kills_the_worker_is_rejected_and_the_rest_repeated(bad):
+    with worker() as gpu:
+        finals = gpu.finals(entries("1.0", f"{bad} a", "2.0", f"{bad} b"), 0.5)
+    expected = "timeout" if bad == "hang" else "crash"
+    assert kinds(finals.outcomes.values()) == [1.0, expected, 2.0, expected]
+    assert finals.cublas is not None
+
+
+def test_finals_survive_a_broken_cublas(monkeypatch):
+    monkeypatch.setenv("STUB_GPU", "breaks cublas")
+    with worker() as gpu:
+        finals = gpu.finals(entries("1.0"), 20)
+    assert kinds(finals.outcomes.values()) == [1.0]
+    assert finals.cublas is None
+
+
+def test_finals_without_a_survivor():
+    with worker() as gpu:
+        finals = gpu.finals(entries("poison"), 20)
+    assert kinds(finals.outcomes.values()) == ["crash"]
+    assert finals.cublas is None
+
+
+def test_finals_whose_setup_fails_blame_no_finalist():
+    with (
+        worker("stub_gpu:setup_dies") as gpu,
+        pytest.raises(DeviceError, match=r"before a finalist ran: .*exit code 7"),
+    ):
+        gpu.finals(entries("1.0"), 20)
+
+
+def test_finals_refuse_pending_candidates():
+    with worker() as gpu:
+        gpu.submit(0, binary("1.0"), LAUNCH, None, 20.0)
+        with pytest.raises(ValueError, match="1 candidates are pending"):
+            gpu.finals(entries("1.0"), 20)
+
+
+def test_the_seed_is_drawn_when_none_is_given():
+    with (
+        GpuWorker(0, PROBLEM, service="stub_gpu:serve") as a,
+        GpuWorker(0, PROBLEM, service="stub_gpu:serve") as b,
+    ):
+        assert a.seed != b.seed

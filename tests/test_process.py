@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from autotune.process import Child, ChildDied
+
+SERVICES = """
+import os, signal, sys
+from autotune.process import requests
+
+class Unreadable:
+    def __reduce__(self):
+        return (int, ("not a number",))
+
+def echo(connection, *args):
+    for message in requests(connection):
+        connection.send((message, args))
+
+def facts(connection):
+    print("on stdout")
+    os.system("echo from C")
+    connection.send((os.getppid(), os.environ.get("COLOUR"), sys.path, "__main__" in sys.modules and
+                     getattr(sys.modules["__main__"], "__file__", None)))
+    connection.recv()
+
+def fail(connection):
+    sys.stderr.write("x" * 10_000 + "\\n")
+    raise ValueError("the reason")
+
+def segfault(connection):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def unreadable(connection):
+    connection.send(Unreadable())
+    connection.recv()
+
+def stubborn(connection):
+    connection.send("up")
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that only a child with this process's sys.path can import."""
+    (tmp_path / "services.py").write_text(SERVICES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    """Wait until a process has ended (a zombie has)."""
+    end = time.monotonic() + within
+    while True:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.01)
+
+
+def test_requests_are_answered_in_order_with_arguments() -> None:
+    with Child("services:echo", 1, "two") as child:
+        assert child.alive()
+        for message in ("a", {"b": [1.5]}, b"c" * 1_000_000):
+            child.send(message)
+            assert child.receive() == (message, (1, "two"))
+        assert not child.poll()
+    assert not child.alive()
+    assert gone(child.pid)
+
+
+def test_child_sees_parent_path_and_env_but_not_its_main(capfd: pytest.CaptureFixture[str]) -> None:
+    with Child("services:facts", env={"COLOUR": "blue"}) as child:
+        parent, colour, path, main = child.receive()
+    assert (parent, colour, main) == (os.getpid(), "blue", None)
+    assert path == [os.path.abspath(entry) for entry in sys.path]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("service", "how"),
+    [
+        ("fail", "exit code 1"),
+        ("segfault", "killed by SIGSEGV"),
+        ("unreadable", "its message cannot be unpickled (ValueError: "),
+        ("missing", "exit code 1"),
+    ],
+)
+def test_receive_says_how_the_child_ended(service: str, how: str) -> None:
+    child = Child(f"services:{service}")
+    with pytest.raises(ChildDied) as caught:
+        child.receive()
+    assert caught.value.how.startswith(how)
+    assert f"services:{service}" in str(caught.value)
+    assert gone(child.pid, 0)
+
+
+def test_tail_of_stderr_is_quoted() -> None:
+    with Child("services:fail") as child, pytest.raises(ChildDied, match="the reason") as caught:
+        child.receive()
+    assert caught.value.summary == "exit code 1: ValueError: the reason"
+    assert 0 < len(caught.value.stderr) <= 2048
+
+
+def test_send_to_a_dead_child_raises() -> None:
+    with Child("services:echo") as child:
+        os.kill(child.pid, signal.SIGKILL)
+        assert gone(child.pid)
+        with pytest.raises(ChildDied, match="killed by SIGKILL"):
+            child.send("anyone there?")
+        assert not child.alive()
+
+
+def test_unpicklable_request_leaves_the_child_usable() -> None:
+    with Child("services:echo") as child:
+        with pytest.raises(Exception, match="pickle"):
+            child.send(lambda: None)
+        child.send(1)
+        assert child.receive() == (1, ())
+
+
+def test_close_kills_what_does_not_end_itself() -> None:
+    child = Child("services:stubborn")
+    assert child.receive() == "up"
+    start = time.monotonic()
+    child.close(grace=0.2)
+    assert 0.2 <= time.monotonic() - start < 5
+    assert gone(child.pid, 0)
+    child.close()
+    child.kill()
+
+
+def test_kill_and_ctrl_c() -> None:
+    child = Child("services:stubborn")
+    assert child.receive() == "up"
+    os.kill(child.pid, signal.SIGINT)
+    time.sleep(0.1)
+    assert child.alive()
+    child.kill()
+    assert not child.alive()
+    assert child.poll()
+    with pytest.raises(ChildDied, match="SIGKILL"):
+        child.receive()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_children_end_with_a_killed_parent() -> None:
+    script = (
+        "import sys, time; sys.path[:] = eval(sys.argv[1])\n"
+        "from autotune.process import Child\n"
+        "child = Child('services:stubborn'); child.receive()\n"  # no main guard; the child ignores its pipe
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, repr(sys.path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        assert not gone(pid, 0.1)
+        parent.kill()
+        assert gone(pid)
+
+
+def test_child_outlives_the_thread_that_started_it() -> None:
+    children: list[Child] = []
+
+    def start() -> None:
+        children.append(Child("services:echo"))
+        children[0].send("up?")
+        children[0].receive()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    with children[0] as child:
+        time.sleep(0.1)
+        child.send("still there?")
+        assert child.receive() == ("still there?", ())
+
+
+def test_other_processes_do_not_hold_the_pipe_open() -> None:
+    with Child("services:echo") as first, Child("services:echo") as second:
+        second.send(1)
+        second.receive()
+        first.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            first._process.wait(5)
+        assert not first.alive()
+
+
+def test_import_stays_light() -> None:
+    heavy = {"numpy", "cupy", "optuna", "jinja2", "concurrent.futures", "asyncio", "importlib.metadata"}
+    script = f"import sys; sys.path[:] = {sys.path!r}\nimport autotune.process\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "autotune.process" in loaded
+    assert not heavy & loaded

@@ -1,0 +1,491 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import multiprocessing
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune import records, render, timing
+from autotune.device import known_devices, named_device
+from autotune.errors import REJECTION_KINDS, RecordError
+from autotune.problem import Problem
+from autotune.records.files import Record, RecordedDevice, from_json, to_json
+from autotune.records.schema import OUTCOMES
+
+H200 = named_device("h200")
+PROBLEM = Problem(4096, 4096, 4096)
+CONFIG: dict[str, int | str] = {
+    "BM": 128,
+    "BN": 256,
+    "BK": 16,
+    "TM": 8,
+    "TN": 8,
+    "stages": 3,
+    "loader": "cp_async",
+    "edge": "exact",
+}
+QUANTILES = (2.3101234567, 2.3141234567, 2.3201234567)
+
+
+def make_record(**changes: Any) -> Record:
+    record = Record(
+        evidence="measured",
+        problem=PROBLEM,
+        device=RecordedDevice.of(H200),
+        family="sgemm",
+        config=CONFIG,
+        launch=records.Launch((512, 1, 1), (256, 1, 1), 49152),
+        code_digest="a" * 64,
+        template_digest="b" * 64,
+        space_digest="c" * 64,
+        toolchain=records.Toolchain("13.5", "580.65.06", ("-std=c++17",)),
+        resources=records.Resources(168, 0, 1024),
+        timing=records.Timing(
+            QUANTILES[1], QUANTILES, 30, 4, "warm", "graph", {"sm_mhz": (1980, 1975)}, False
+        ),
+        gflops=59391.2345,
+        vs_cublas=1.01234567,
+        cublas=records.Cublas(2.3427, None),
+        verification=records.Verification(3.12e-7, 1.2e-6, "uniform [-1, 1)"),
+        search=records.Search("tpe", "60s", 61.2, True, 300, 149048, {"measured": 280, "compile": 20}, 0),
+        finalists=(
+            records.Finalist(CONFIG, QUANTILES[1], QUANTILES, False),
+            records.Finalist({**CONFIG, "BK": 8}, 2.32, (2.31, 2.32, 2.33), True),
+        ),
+        created="2026-01-31T12:00:00Z",
+    )
+    return dataclasses.replace(record, **changes)
+
+
+def estimated() -> Record:
+    return make_record(
+        evidence="estimated", timing=None, gflops=None, vs_cublas=None, cublas=None, finalists=(),
+        toolchain=records.Toolchain("13.5", None, ()),
+    )  # fmt: skip
+
+
+TEXT = to_json(make_record())
+
+
+def places(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every path within a JSON value, the whole value first."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*at, key))
+
+
+def changed(at: tuple[str | int, ...], new: Any) -> str:
+    value = json.loads(TEXT)
+    if not at:
+        return json.dumps(new)
+    inner = value
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = new
+    return json.dumps(value)
+
+
+def fault(text: str) -> str:
+    with pytest.raises(RecordError) as caught:
+        from_json(text, "x.json")
+    message = str(caught.value)
+    assert message.startswith("x.json: ")
+    assert "\n" not in message
+    return message.removeprefix("x.json: ")
+
+
+def is_refused(text: str) -> bool:
+    """Read any text; whatever else than a RecordError is an error of this test."""
+    try:
+        from_json(text, "x.json")
+    except RecordError:
+        return True
+    return False
+
+
+# --- the file as text ---
+
+
+def test_keys_come_in_the_documented_order() -> None:
+    value = json.loads(TEXT)
+    assert list(value) == [
+        "schema", "evidence", "problem", "device", "family", "config", "launch", "code_digest",
+        "template_digest", "space_digest", "toolchain", "resources", "timing", "gflops", "vs_cublas",
+        "cublas", "verification", "search", "finalists", "created",
+    ]  # fmt: skip
+    assert list(value["timing"]) == [
+        "median_ms", "quantiles", "repeats", "launches", "l2", "method", "clocks", "noisy"
+    ]  # fmt: skip
+    assert list(value["config"]) == list(CONFIG)
+
+
+def test_numbers_are_rounded_for_readers() -> None:
+    value = json.loads(TEXT)
+    assert value["timing"]["quantiles"] == [2.31012, 2.31412, 2.32012]
+    assert value["gflops"] == 59391.2
+    assert value["vs_cublas"] == 1.0123
+    assert value["verification"]["error"] == 3.12e-07
+
+
+def test_a_tiny_rate_is_not_rounded_to_zero() -> None:
+    assert json.loads(to_json(make_record(gflops=0.001234567)))["gflops"] == 0.001235
+
+
+def test_a_written_record_reads_back_and_writes_the_same_text() -> None:
+    record = from_json(TEXT, "x")
+    assert to_json(record) == TEXT
+    assert record.problem == PROBLEM
+    assert record.config == CONFIG
+    assert record.search.outcomes == {"measured": 280, "compile": 20}
+    assert from_json(to_json(estimated()), "x") == estimated()
+
+
+def test_a_record_is_a_value() -> None:
+    record = from_json(TEXT, "x")
+    assert hash(record) == hash(from_json(TEXT, "y"))
+    assert pickle.loads(pickle.dumps(record)) == record
+    assert copy.deepcopy(record) == record
+    with pytest.raises(TypeError):
+        record.config["BM"] = 64  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gflops": float("nan")},
+        {"gflops": float("inf")},
+        {"code_digest": "not a digest"},
+        {"family": "../sgemm"},
+        {"config": {"BM": [1]}},
+        {"config": {"a b": 1}},
+        {"finalists": (3,)},
+    ],
+)
+def test_what_could_not_be_read_is_not_written(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(RecordError):
+        records.write(make_record(**changes), root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_other_modules_measured_fits_field_by_field() -> None:
+    measured = timing.Timing(
+        median_ms=2.0, quantiles=(1.9, 2.0, 2.1), repeats=7, launches=4, l2="cold", method="back-to-back",
+        noisy=False, clocks={"sm_mhz_min": 1980, "sm_mhz_max": 1980, "throttle": ("power cap",)},
+    )  # fmt: skip
+    launch = render.Launch((512, 1, 1), (256, 1, 1), 49152)
+    record = make_record(timing=records.Timing(**vars(measured)), launch=records.Launch(**vars(launch)))
+    assert from_json(to_json(record), "x").timing == record.timing
+    assert from_json(to_json(record), "x").launch == record.launch
+
+
+# --- reading any text whatever ---
+
+
+def test_a_file_cut_anywhere_is_refused() -> None:
+    whole = TEXT.rstrip("\n")
+    assert not is_refused(whole)
+    assert [length for length in range(len(whole)) if not is_refused(whole[:length])] == []
+
+
+WRONG: list[Any] = [
+    None,
+    True,
+    -1,
+    2**70,
+    -1.5,
+    1e300,
+    "",
+    "x",
+    "\x1b[2J",
+    "\ud800",
+    [],
+    [None],
+    {},
+    {"x": None},
+    [[[]]],
+]
+
+
+def test_wrong_types_anywhere_raise_nothing_else() -> None:
+    original = json.loads(TEXT)
+    for at in places(original):
+        for wrong in WRONG:
+            is_refused(changed(at, wrong))
+        assert is_refused(changed(at, [[[]]])), at
+        assert is_refused(changed(at, {"x": {}})), at
+        assert is_refused(changed(at, "\x1b[2J")), at
+        assert is_refused(changed(at, 2**70)), at
+
+
+def test_each_missing_and_each_unknown_key_is_named() -> None:
+    original = json.loads(TEXT)
+    free = {"config", "outcomes", "clocks"}  # objects whose keys are not fixed
+    checked = 0
+    for at in places(original):
+        inner = original
+        for key in at:
+            inner = inner[key]
+        if not isinstance(inner, dict) or free & set(at):
+            continue
+        where = "$" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in at)
+        assert fault(changed(at, {**inner, "confg": 1})) == f"{where}: unknown key 'confg'"
+        for key in inner:
+            less = {name: item for name, item in inner.items() if name != key}
+            assert fault(changed(at, less)) == f"{where}: missing key {key!r}"
+            checked += 1
+    assert checked > 50
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "surrogateescape")))
+def test_random_text_raises_nothing_else(text: str) -> None:
+    assert is_refused(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(TEXT) - 1), st.text(max_size=3), st.integers(0, 5))
+def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> None:
+    is_refused(TEXT[:at] + new + TEXT[at + removed :])
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "message"),
+    [
+        (("config", "BM"), [], "$.config.BM: expected an int or a string, got a list"),
+        (("config", "BM"), True, "$.config.BM: expected an int or a string, got a bool, True"),
+        (("config", "BM"), 2**63, f"$.config.BM: {2**63} is out of range: 64 bits are the limit"),
+        (("timing", "median_ms"), 0, "$.timing.median_ms: expected more than 0, got 0"),
+        (("timing", "l2"), "hot", "$.timing.l2: expected 'warm' or 'cold', got 'hot'"),
+        (("timing", "quantiles"), [1, 2], "$.timing.quantiles: expected a list of 3, got one of 2"),
+        (("timing", "quantiles"), [3, 2, 1], "$.timing: quantiles must ascend, got 3, 2, 1"),
+        (("finalists", 1, "tied"), 1, "$.finalists[1].tied: expected a bool, got an int, 1"),
+        (("problem", "m"), 0, "$.problem: m = 0 is out of range: give 1 to 2147483647 (2^31 - 1)"),
+        (("problem", "beta"), 2, "$.problem: beta = 2 is not a class"),
+        (("search", "outcomes", "melted"), 1, "$.search: unknown outcome 'melted': expected one of measured"),
+        (("search", "outcomes", "compile"), -1, "$.search.outcomes.compile: expected at least 0, got -1"),
+        (
+            ("verification", "error"),
+            1,
+            "$.verification: error 1 exceeds its bound 1.2e-06: not a verified kernel",
+        ),
+        (("gflops",), None, "$: a measured record needs timing and gflops"),
+        (("vs_cublas",), None, "$: vs_cublas and cublas go together: both or neither"),
+        (("evidence",), "estimated", "$: an estimated record holds no timing, gflops"),
+        (("created",), "2026-02-31T12:00:00Z", "$: created is not a time: day is out of range"),
+        (("created",), "today", "$.created: expected text that matches"),
+        (("family",), "../../x", "$.family: expected text that matches"),
+        (("device", "name"), "a\nb", "$.device.name: expected printable characters, got 'a\\nb'"),
+        (("schema",), 0, "$.schema: expected 1, got 0"),
+        ((), [], "$: expected an object, got a list"),
+    ],
+)
+def test_the_message_leads_to_the_fault(at: tuple[str | int, ...], new: Any, message: str) -> None:
+    assert fault(changed(at, new)).startswith(message)
+
+
+def test_a_newer_schema_is_refused_before_its_keys_are_judged() -> None:
+    message = fault('{"schema": 2, "unheard_of": 1}')
+    assert message.startswith("schema 2 is newer than 1, the latest this version reads: update")
+
+
+def test_outcomes_know_every_rejection_kind() -> None:
+    counts = dict.fromkeys(OUTCOMES, 1)
+    assert set(REJECTION_KINDS) < set(counts)
+    search = dataclasses.replace(make_record().search, outcomes=counts)
+    assert from_json(to_json(make_record(search=search)), "x").search.outcomes == counts
+
+
+# --- files ---
+
+
+def test_path_and_slug() -> None:
+    root = Path("/r")
+    assert records.record_path(H200, "sgemm", PROBLEM, root=root) == Path(
+        "/r/NVIDIA_H200/sgemm_f32_nn_m4096_n4096_k4096_beta0_ffma.json"
+    )
+    assert records.record_path(H200, "sgemm", PROBLEM, root=root, estimated=True).parent == Path(
+        "/r/NVIDIA_H200/estimated"
+    )
+    for device in known_devices().values():
+        for one in (device, dataclasses.replace(device, mig="1g.18gb")):
+            assert RecordedDevice.of(one).slug == one.slug
+
+
+def test_the_cache_folder_is_the_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert records.write(make_record()).is_relative_to(tmp_path / "elsewhere")
+    assert records.find(H200, "sgemm", PROBLEM) is not None
+
+
+def test_write_then_find(tmp_path: Path) -> None:
+    assert records.find(H200, "sgemm", PROBLEM, root=tmp_path) is None
+    path = records.write(make_record(), root=tmp_path)
+    assert path == records.record_path(H200, "sgemm", PROBLEM, root=tmp_path)
+    assert os.listdir(path.parent) == [path.name]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    assert records.find(H200, "sgemm", PROBLEM, root=tmp_path) == records.read(path)
+    assert records.find(H200, "sgemm", Problem(4096, 4096, 4095), root=tmp_path) is None
+    assert records.find(H200, "naive", PROBLEM, root=tmp_path) is None
+
+
+def test_estimated_and_measured_never_meet(tmp_path: Path) -> None:
+    guess = records.write(estimated(), root=tmp_path)
+    assert records.find(H200, "sgemm", PROBLEM, root=tmp_path) is None
+    assert records.find(H200, "sgemm", PROBLEM, root=tmp_path, estimated=True) == estimated()
+    path = records.write(make_record(), root=tmp_path)
+    records.write(estimated(), root=tmp_path)
+    assert records.read(path).evidence == "measured"
+
+    path.write_bytes(guess.read_bytes())  # by hand, where a measured one belongs
+    with pytest.warns(UserWarning, match="its content belongs in .*estimated"):
+        assert records.find(H200, "sgemm", PROBLEM, root=tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", TEXT[:-5].encode(), b"[" * 50_000])
+def test_a_broken_file_is_set_aside_with_one_warning(content: bytes, tmp_path: Path) -> None:
+    path = records.write(make_record(), root=tmp_path)
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match="record ignored") as caught:
+        assert records.find(H200, "sgemm", PROBLEM, root=tmp_path) is None
+    (warning,) = caught
+    message = str(warning.message)
+    assert message.startswith(f"record ignored, renamed to {path.name}.bad: {path}: ")
+    assert "\n" not in message
+    assert warning.filename == __file__
+    assert path.with_name(f"{path.name}.bad").read_bytes() == content
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert records.find(H200, "sgemm", PROBLEM, root=tmp_path) is None
+
+
+def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
+    path = records.write(make_record(), root=tmp_path)
+    path.write_text('{"schema": 2}')
+    with pytest.raises(RecordError, match="schema 2 is newer"):
+        records.find(H200, "sgemm", PROBLEM, root=tmp_path)
+    assert path.read_text() == '{"schema": 2}'
+
+
+def test_read_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"x\.json cannot be read: No such file"):
+        records.read(tmp_path / "x.json")
+    with pytest.raises(RecordError, match="cannot be read: Is a directory"):
+        records.read(tmp_path)
+
+
+def test_an_unwritable_folder_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    for attempt in (
+        lambda: records.check_writable(in_the_way),
+        lambda: records.check_writable(in_the_way / "deeper"),
+        lambda: records.write(make_record(), root=in_the_way),
+        lambda: records.check_writable(Path("/proc/autotune")),  # refuses even root
+    ):
+        with pytest.raises(RecordError, match=r"cannot be written .*: set AUTOTUNE_CACHE_DIR") as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+
+
+def test_check_writable_leaves_nothing_behind(tmp_path: Path) -> None:
+    records.check_writable(tmp_path / "new" / "cache")
+    assert list((tmp_path / "new" / "cache").iterdir()) == []
+
+
+def test_a_failed_replacement_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = records.record_path(H200, "sgemm", PROBLEM, root=tmp_path)
+    path.mkdir(parents=True)
+    with pytest.raises(RecordError, match="cannot be written"):
+        records.write(make_record(), root=tmp_path)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def _write_many(root: Path, gflops: float) -> None:
+    for _ in range(40):
+        records.write(make_record(gflops=gflops), root=root)
+
+
+def test_concurrent_writers_never_show_a_torn_file(tmp_path: Path) -> None:
+    path = records.write(make_record(gflops=1.0), root=tmp_path)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(tmp_path, float(i + 1))) for i in range(3)]
+    for writer in writers:
+        writer.start()
+    seen = {records.read(path).gflops}
+    while any(writer.is_alive() for writer in writers):
+        seen.add(records.read(path).gflops)
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    assert seen <= {1.0, 2.0, 3.0}
+    assert os.listdir(path.parent) == [path.name]
+
+
+# --- the match rule ---
+
+
+def test_serves() -> None:
+    record = make_record()
+    digest = record.code_digest
+    assert records.serves(record, H200, PROBLEM, digest) is None
+    renamed = dataclasses.replace(H200, name="NVIDIA H200 NVL", l2_bytes=1, shared_per_block=1)
+    assert records.serves(record, renamed, PROBLEM, digest) is None
+    for device, problem, code, why in (
+        (H200, Problem(4096, 4096, 4096, beta=1), digest, "the record is for beta 0, not 1"),
+        (H200, Problem(4096, 512, 4096), digest, "the record is for n 4096, not 512"),
+        (H200, Problem(4096, 4096, 4096, "tn"), digest, "the record is for layout nn, not tn"),
+        (named_device("a100"), PROBLEM, digest, "the record is for compute capability 9.0, not 8.0"),
+        (dataclasses.replace(H200, sm_count=114), PROBLEM, digest, "the record is for 132 SMs, not 114"),
+        (
+            dataclasses.replace(H200, mig="1g.18gb"),
+            PROBLEM,
+            digest,
+            "the record is for a whole GPU, not 1g.18gb",
+        ),
+        (H200, PROBLEM, "d" * 64, "the record is stale: its config rendered to code aaaaaaaaaaaa then"),
+    ):
+        found = records.serves(record, device, problem, code)
+        assert found is not None
+        assert found.startswith(why)
+
+
+def test_differences() -> None:
+    record = make_record()
+    same: dict[str, str | None] = {"nvrtc": "13.5", "driver": "580.65.06"}
+    digests = {"template_digest": "b" * 64, "space_digest": "c" * 64}
+    assert records.differences(record, nvrtc="13.5", driver="580.65.06", **digests) == []
+    assert records.differences(record, nvrtc=None, driver=None, **digests) == []
+    assert records.differences(estimated(), nvrtc="13.5", driver="580.65.06", **digests) == []
+    assert records.differences(record, nvrtc="13.0", driver=same["driver"], **digests) == [
+        "NVRTC 13.5 then, 13.0 now"
+    ]
+    everything = records.differences(record, nvrtc="1", driver="2", template_digest="d", space_digest="e")
+    assert len(everything) == 4
+
+
+def test_now_is_a_valid_time() -> None:
+    assert from_json(to_json(make_record(created=records.now())), "x").created.endswith("Z")
+
+
+def test_import_stays_light() -> None:
+    heavy = "numpy optuna cupy jinja2 rich click platformdirs"
+    code = "import sys, autotune.records, autotune.records.trials;"
+    code += f"print(*(set('{heavy}'.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jinja2
+import jinja2.meta
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.compiler import Binary, CompilePool
+from autotune.device import named_device
+from autotune.errors import ConfigError, SpaceError
+from autotune.problem import LAYOUTS, Problem
+from autotune.render import Source, render, template_digest
+from autotune.space import Space
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN = Path(__file__).with_name("golden")
+H200 = named_device("h200")
+SGEMM = Space.load("sgemm")
+UPDATE = "python -m pytest tests/test_render.py --update-golden"
+
+NAIVE = {
+    "BM": 16, "TM": 1, "LM": 4, "BN": 16, "TN": 1, "VM": 1, "VN": 1, "BK": 16, "loader": "reg", "stages": 1,
+    "transpose_a": 0, "vec_a": 1, "vec_b": 1, "vec_c": 1, "smem_pad": 0, "edge": "exact",
+    "fragment_pipeline": 0, "unroll_stages": 0, "ffma_order": "row", "group_m": 1, "min_blocks": 1,
+}  # fmt: skip
+COLUMN = {**NAIVE, "BM": 64, "TM": 8, "LM": 1, "BN": 64, "VM": 4, "BK": 8}
+ODD = {"edge": "guarded", "vec_a": 1, "vec_b": 1, "vec_c": 1}
+
+SIZES = {"middle_block": 1024, "small_block": 512, "tiny_block": 128}  # 4096 for the other presets
+
+# name: problem, preset or config, changes
+CASES: dict[str, tuple[Problem, str | dict[str, int | str], dict[str, int | str]]] = {
+    **{name: (Problem(*[SIZES.get(name, 4096)] * 3), name, {}) for name in SGEMM.presets},
+    "naive": (Problem(256, 256, 256), NAIVE, {}),
+    "column_per_thread": (Problem(256, 256, 256), COLUMN, {}),
+    "guarded_cp_async": (Problem(4095, 4097, 1023), "square_block", ODD),
+    "guarded_registers": (Problem(4095, 4097, 1023, beta=1), "register_staged", ODD),
+    "beta": (Problem(4096, 4096, 4096, beta=1), "small_block", {"unroll_stages": 0, "ffma_order": "blocked"}),
+    "nt": (Problem(4096, 4096, 4096, "nt"), "square_block", {"vec_b": 1}),
+    "tn": (Problem(4096, 4096, 4096, "tn"), "middle_block", {"vec_a": 4, "smem_pad": 0}),
+    "tt": (Problem(4096, 4096, 4096, "tt"), "register_staged", {"fragment_pipeline": 0}),
+    "a_along_k": (Problem(4096, 4096, 4096), "small_block", {"transpose_a": 0, "vec_a": 4}),
+}
+
+
+def choice(name: str) -> dict[str, int | str]:
+    _, start, changes = CASES[name]
+    return {**(SGEMM.presets[start] if isinstance(start, str) else start), **changes}
+
+
+@functools.cache
+def source(name: str) -> Source:
+    return render(SGEMM, SGEMM.config(choice(name)), CASES[name][0], H200)
+
+
+# -- goldens -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rendered_text_is_the_golden_one(name, update_golden):
+    path = GOLDEN / f"{name}.cu"
+    if update_golden:
+        path.write_text(source(name).text)
+    assert path.is_file(), f"no {path}: {UPDATE}"
+    assert source(name).text == path.read_text(), f"if this is meant: {UPDATE}"
+
+
+def test_every_golden_belongs_to_a_case(update_golden):
+    files = {path.stem: path for path in GOLDEN.glob("*.cu")}
+    if update_golden:
+        for name in files.keys() - CASES.keys():
+            files.pop(name).unlink()
+    assert set(files) == set(CASES)
+
+
+ARCHS = ("sm_75", "sm_80", "sm_90", "sm_120")
+COMPILES = [
+    (name, arch) for name in CASES for arch in ARCHS if arch != "sm_75" or choice(name)["loader"] == "reg"
+]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """The outcome of every golden on every architecture, compiled two at a time."""
+    with CompilePool(workers=2, timeout_s=60) as pool:
+        for name, arch in COMPILES:
+            pool.submit((name, arch), source(name).text, source(name).entry, arch)
+        outcomes = {}
+        while pool.pending:
+            outcomes.update(pool.collect(timeout=60))
+    return outcomes
+
+
+@pytest.mark.parametrize(("name", "arch"), COMPILES)
+def test_every_golden_compiles(compiled, name, arch):
+    binary = compiled[name, arch]
+    assert isinstance(binary, Binary), binary
+    warnings = re.findall(r"warning #(\S+):", binary.log)
+    assert set(warnings) <= {"177-D"}, binary.log  # a constant that only the reader needs
+    assert binary.shared_bytes == 0  # all of it is dynamic
+    threads = source(name).launch.block[0]
+    assert binary.registers * threads * int(source(name).config["min_blocks"]) <= 65536
+
+
+# -- text ----------------------------------------------------------------------------------------------------
+
+
+def assert_tidy(text):
+    lines = text.split("\n")
+    depth = 0
+    assert lines.pop() == ""
+    assert lines[-1] == "}"
+    for number, line in enumerate(lines, 1):
+        place = f"line {number}: {line!r}"
+        assert line == line.rstrip(), place
+        assert "\t" not in line, place
+        closed = line.lstrip().startswith("}")
+        assert not line or len(line) - len(line.lstrip()) >= 4 * (depth - closed), place
+        code = re.sub(r"//.*|`.*?`", "", line)
+        depth += code.count("{") - code.count("}")
+        assert len(line) <= 140 or line.startswith("// config "), place
+        assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|//%", line.replace("{}}", "")), place
+    assert "\n\n\n" not in text
+    assert "\n\n}" not in text
+    assert "{\n\n" not in text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_is_tidy(name):
+    assert_tidy(source(name).text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_text_says_what_it_is(name):
+    made = source(name)
+    formula, config, template = made.text.splitlines()[:3]
+    assert formula.startswith("// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n]")
+    assert (" + beta C" in formula) == bool(made.problem.beta)
+    assert formula.endswith(f"layout {made.problem.layout}")
+    assert config == f"// config   {made.config.id}"
+    assert template == f"// template {made.template_digest[:16]}"
+    for name_, value in (("m", made.problem.m), ("n", made.problem.n), ("k", made.problem.k)):
+        assert f"constexpr int {name_} = {value};" in made.text
+    assert (
+        f'extern "C" __global__ void __launch_bounds__(num_threads, {made.config["min_blocks"]})' in made.text
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.tuples(*[st.one_of(st.integers(1, 600), st.sampled_from([1024, 4096]))] * 3),
+    layout=st.sampled_from(LAYOUTS),
+    beta=st.sampled_from([0, 1]),
+    draw=st.integers(0, 2**32),
+)
+def test_any_legal_point_renders_tidily(size, layout, beta, draw):
+    problem = Problem(*size, layout, beta)
+    legal = SGEMM.enumerate(problem, H200)
+    made = render(SGEMM, legal.config(draw % len(legal)), problem, H200)
+    assert_tidy(made.text)
+    assert made.launch.grid[1:] == made.launch.block[1:] == (1, 1)
+
+
+def test_rendering_is_pure():
+    """The same in another process, whatever its hash seed."""
+    program = (
+        "import sys; sys.path.insert(0, 'tests'); from test_render import CASES, source\n"
+        "for name in reversed(CASES): print(name, source(name).code_digest, source(name).template_digest, "
+        "hash_of(source(name).text))"
+    )
+    program = "import hashlib\nhash_of = lambda text: hashlib.sha256(text.encode()).hexdigest()\n" + program
+    told = {}
+    for seed in ("0", "1"):
+        command = [sys.executable, "-c", program]
+        told[seed] = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    assert told["0"] == told["1"]
+    for line in told["0"].splitlines():
+        name, code_digest, digest, _ = line.split()
+        assert (code_digest, digest) == (source(name).code_digest, source(name).template_digest)
+
+
+def test_launch_geometry_follows_the_config():
+    made = source("square_block")
+    assert made.launch.grid == (32 * 32, 1, 1)
+    assert made.launch.block == (256, 1, 1)
+    assert made.launch.shared_bytes == 4 * 2 * (8 * 132 + 8 * 132 - 8 * 4)
+    assert made.entry == made.family == "sgemm"
+
+
+def test_an_illegal_config_is_not_rendered():
+    config = SGEMM.config({**SGEMM.presets["square_block"], "stages": 1})
+    with pytest.raises(ConfigError, match="async_stages: needs"):
+        render(SGEMM, config, Problem(4096, 4096, 4096), H200)
+
+
+# -- template and space --------------------------------------------------------------------------------------
+
+
+def test_templates_and_spaces_have_the_same_stems():
+    templates = {path.name.removesuffix(".cu.jinja") for path in (ROOT / "templates").glob("*.jinja")}
+    assert templates == {path.stem for path in (ROOT / "search_spaces").glob("*.toml")}
+    assert {Space.load(name).family for name in templates} == templates
+
+
+def template_facts():
+    """Names that the templates take from outside, and the parts they include."""
+    environment = jinja2.Environment(line_statement_prefix="//%", trim_blocks=True, lstrip_blocks=True)
+    asked, made, included = set(), set(), set()
+    for path in (ROOT / "templates").rglob("*.jinja"):
+        tree = environment.parse(path.read_text())
+        asked |= jinja2.meta.find_undeclared_variables(tree)
+        made |= {node.name for node in tree.find_all(jinja2.nodes.Macro)}
+        made |= {node.target.name for node in tree.find_all(jinja2.nodes.Assign)}
+        for include in tree.find_all(jinja2.nodes.Include):
+            words = [node.value for node in include.template.find_all(jinja2.nodes.Const)]
+            alone = isinstance(include.template, jinja2.nodes.Const)
+            included |= {include.template.value} if alone else {"".join(p) for p in choices(words)}
+    return asked - made, included
+
+
+def choices(words):
+    """What ``"a" ~ ("b" if c else "d") ~ "e"`` may become."""
+    first, one, other, last = [word for word in words if isinstance(word, str)]
+    return [(first, one, last), (first, other, last)]
+
+
+def test_the_template_asks_only_for_what_the_space_offers():
+    asked, _ = template_facts()
+    made = source("naive")
+    offered = {
+        *SGEMM.values(made.config, made.problem, H200),
+        "layout",
+        "family",
+        "config_id",
+        "template_digest",
+    }
+    assert asked <= offered
+    assert {"family", "config_id", "template_digest", "layout"} <= asked
+
+
+def test_every_part_is_included():
+    _, included = template_facts()
+    parts = {f"parts/{path.name}" for path in (ROOT / "templates" / "parts").iterdir()}
+    assert included == parts
+
+
+def test_every_parameter_and_derived_quantity_is_used():
+    """By the template, the launch, or a rule; a parameter by one of the first two."""
+    asked, _ = template_facts()
+    content = tomllib.loads((ROOT / "search_spaces" / "sgemm.toml").read_text())
+    derived = {name: entry["expr"] for name, entry in content["derived"].items()}
+
+    def reached(names):
+        found = set()
+        while names:
+            name = names.pop()
+            found.add(name)
+            names |= set(re.findall(r"\w+", derived.get(name, ""))) - found
+        return found
+
+    launch = set(re.findall(r"\w+", " ".join(content["launch"].values())))
+    rules = " ".join(
+        rule["expr"] for section in ("constraints", "search") for rule in content[section].values()
+    )
+    assert set(SGEMM.parameters) <= reached(asked | launch)
+    assert set(derived) <= reached(asked | launch | set(re.findall(r"\w+", rules)))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the family that may be changed; returns a function that replaces text and renders."""
+
+    def render_changed(old="", new="", file="sgemm.cu.jinja"):
+        for name in ("search_spaces", "templates"):
+            shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
+        path = tmp_path / "templates" / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        space = Space.load(tmp_path / "search_spaces" / "sgemm.toml")
+        return render(space, SGEMM.presets["square_block"], Problem(4096, 4096, 4096), H200)
+
+    return render_changed
+
+
+def test_a_copy_renders_the_same(copy):
+    made = copy()
+    assert (made.text, made.template_digest) == (
+        source("square_block").text,
+        source("square_block").template_digest,
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("// [stages]", "// another word about [stages]"),
+        (
+            "    const int thread = threadIdx.x;\n",
+            "    // what else\n\n    const int thread = threadIdx.x;   \n",
+        ),
+        ("    const int thread = threadIdx.x;\n", "    const int thread = threadIdx.x; /* a\n * b */\n"),
+        ("    const int thread = threadIdx.x;\n", "{# unseen #}    const int thread = threadIdx.x;\n"),
+    ],
+)
+def test_a_comment_changes_the_template_but_not_the_code(copy, old, new):
+    made = copy(old, new)
+    assert made.code_digest == source("square_block").code_digest
+    assert made.template_digest != source("square_block").template_digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "file"),
+    [
+        ("threadIdx.x;", "threadIdx.x + 0;", "sgemm.cu.jinja"),
+        ("a warp has 32 lanes", "a warp // has lanes", "parts/constants.cu.jinja"),
+        ("const int j = i % 2 ?", "const int j = i % 3 ?", "parts/fragments.cu.jinja"),
+    ],
+)
+def test_a_change_of_the_code_changes_both_digests(copy, old, new, file):
+    made = copy(old, new, file)
+    assert made.code_digest != source("square_block").code_digest
+    assert made.template_digest != source("square_block").template_digest
+
+
+def test_what_looks_like_a_comment_in_a_string_is_code(copy):
+    one = copy("a warp has 32 lanes", "a warp // has 32 lanes", "parts/constants.cu.jinja")
+    other = copy("a warp has 32 lanes", "a warp // has 33 lanes", "parts/constants.cu.jinja")
+    assert one.code_digest != other.code_digest
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        (
+            "{{ no_such_name }}\n",
+            r"sgemm\.cu\.jinja: line 4: does not render \('no_such_name' is undefined\)$",
+        ),
+        ("{{ BM // 0 }}\n", r"sgemm\.cu\.jinja: line 4: does not render \(.*zero\)$"),
+        ("{{ BM + 'x' }}\n", r"sgemm\.cu\.jinja: line 4: does not render \(unsupported operand"),
+        ("//% if BM\n", r"sgemm\.cu\.jinja: line \d+: does not render \(Unexpected end of template"),
+        ("//% nonsense\n", r"sgemm\.cu\.jinja: line 4: does not render \(Encountered unknown tag 'nonsense'"),
+        (
+            '//% include "parts/none.cu.jinja"\n',
+            r"sgemm\.cu\.jinja: line 4: does not render \('parts/none\.cu",
+        ),
+    ],
+)
+def test_a_fault_in_a_template_is_one_line_with_its_place(copy, new, says):
+    with pytest.raises(SpaceError, match=says) as raised:
+        copy("\n{# A blank", f"{new}\n{{# A blank")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fault_in_a_part_names_the_part(copy):
+    with pytest.raises(
+        SpaceError, match=r"constants\.cu\.jinja: line 2: does not render \('nothing' is undefined"
+    ):
+        copy("{{ m }};", "{{ nothing.m }};", "parts/constants.cu.jinja")
+
+
+def test_a_family_of_ones_own_lies_in_one_folder_and_may_include_built_in_parts(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'family = "mine"\n[parameters]\nBM = { values = [32] }\n'
+        '[launch]\ngrid = "ceil_div(m, BM)"\nblock = "BM"\nshared_bytes = "0"\n'
+    )
+    template = tmp_path / "mine.cu.jinja"
+    template.write_text('extern "C" __global__ void {{ family }}() { // {{ BM }}\n}\n')
+    space = Space.load(tmp_path / "mine.toml")
+    made = render(space, space.config({"BM": 32}), Problem(100, 1, 1), H200)
+    assert made.text == 'extern "C" __global__ void mine() { // 32\n}\n'
+    assert (made.entry, made.launch.grid, made.launch.shared_bytes) == ("mine", (4, 1, 1), 0)
+    template.write_text('//% include "parts/cp_async.cu.jinja"\n')
+    assert "cp.async.commit_group" in render(space, space.config({"BM": 32}), Problem(1, 1, 1), H200).text
+
+
+def test_a_missing_template_is_named_with_the_places_looked_at(tmp_path):
+    path = tmp_path / "spaces" / "mine.toml"
+    path.parent.mkdir()
+    path.write_text(
+        'family = "mine"\n[parameters]\nBM = { values = [32] }\n'
+        '[launch]\ngrid = "1"\nblock = "BM"\nshared_bytes = "0"\n'
+    )
+    with pytest.raises(
+        SpaceError, match=rf"mine\.toml: no template mine\.cu\.jinja in {path.parent}, .*templates"
+    ):
+        template_digest(Space.load(path))

@@ -1,0 +1,170 @@
+"""The rules of the house: what may import what, what every module says first, what stays cheap."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "autotune"
+
+# A module imports only from rows above it; a package stands for its modules.
+ROWS = """
+    errors paths
+    problem
+    device
+    account occupancy
+    estimate
+    expression
+    spacefile
+    space
+    render
+    process
+    nvrtc
+    compiler
+    simulator
+    timing verify
+    gpu
+    records
+    search
+    progress
+    pipeline
+    tuner
+    kernel
+    cli
+    __main__
+"""
+ORDER = {name: row for row, names in enumerate(ROWS.strip().splitlines()) for name in names.split()}
+IN_THE_WORKER = {  # may import CuPy
+    f"gpu.{name}" for name in ("cuda", "cublas", "service", "checker", "inputs", "verify_kernels")
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+TREES = {module_name(path): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+MODULES = sorted(name for name in TREES if name)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Modules of this package that are imported anywhere in a module, inside functions too."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            assert node.module is not None
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for name in inside if name.removeprefix("autotune.") in TREES} or {node.module}
+    return {name.removeprefix("autotune.") for name in found if name.startswith("autotune.")}
+
+
+def test_every_module_has_its_row():
+    assert {name.partition(".")[0] for name in MODULES} == set(ORDER)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_from_rows_above_it(name):
+    part = name.partition(".")[0]
+    for other in imported(TREES[name]):
+        above = other.partition(".")[0]
+        assert above == part or ORDER[above] < ORDER[part], f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("package", ["simulator", "gpu", "records", "cli"])
+def test_the_modules_of_a_package_import_each_other_in_one_direction(package):
+    inside = {
+        name: {other for other in imported(TREES[name]) if other.startswith(f"{package}.")}
+        for name in MODULES
+        if name.startswith(f"{package}.")
+    }
+    TopologicalSorter(inside).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_a_module_opens_with_a_sentence(name):
+    text = ast.get_docstring(TREES[name])
+    assert text, "a module says first what it turns into what"
+    assert text.split("\n\n")[0].rstrip().endswith((".", "?", ":"))
+
+
+def at_import(tree: ast.Module) -> set[str]:
+    """Top-level packages imported when the module is."""
+    found = set()
+    nodes: list[ast.AST] = [*tree.body]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+        nodes.extend(ast.iter_child_nodes(node))
+    return found
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_cupy_and_optuna_are_imported_where_they_are_used(name):
+    heavy = at_import(TREES[name]) & {"cupy", "cupy_backends", "optuna", "jinja2", "rich", "pynvml"}
+    allowed = {"cupy", "cupy_backends"} if name in IN_THE_WORKER else set()
+    assert heavy <= allowed
+
+
+def loaded_by(program: str, *words: str) -> set[str]:
+    """Top-level packages that are loaded after a program ran in a fresh interpreter."""
+    program += "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+RUN = """
+import sys
+from autotune.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+"""
+
+
+def test_import_loads_neither_numpy_nor_anything_heavier():
+    assert not loaded_by("import autotune") & {"cupy", "optuna", "numpy", "jinja2", "rich", "click"}
+
+
+def test_help_loads_neither_numpy_nor_anything_heavier():
+    assert not loaded_by(RUN, "--help") & {"cupy", "optuna", "numpy", "jinja2", "rich"}
+
+
+@pytest.mark.parametrize("command", [["space"], ["emit", "--preset", "square_block"]])
+def test_listing_and_rendering_need_no_cupy_and_no_optuna(command):
+    words = [*command, *["--m", "4096", "--n", "4096", "--k", "4096", "--target", "h200"]]
+    loaded = loaded_by(RUN, *words)
+    assert "numpy" in loaded
+    assert not loaded & {"cupy", "optuna"}
+
+
+def test_whatever_does_not_run_in_the_worker_imports_without_cupy_and_optuna():
+    names = [name for name in MODULES if name not in {*IN_THE_WORKER, "__main__"}]
+    program = "\n".join(f"import autotune.{name}" for name in names)
+    assert not loaded_by(program) & {"cupy", "optuna"}
+
+
+def test_every_public_name_exists():
+    import autotune
+
+    for name in autotune.__all__:
+        assert getattr(autotune, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        autotune.nothing  # noqa: B018

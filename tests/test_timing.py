@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pytest
+
+from autotune.timing import (
+    FINAL_LEAST_ROUNDS,
+    FINAL_ROUNDS,
+    GRAPH_LAUNCHES,
+    SEARCH_SAMPLES,
+    Timing,
+    tied,
+    time_candidate,
+    time_finalists,
+)
+
+
+class Scripted:
+    """A runnable whose samples take known times per launch: each of ``times``, then the last for ever."""
+
+    def __init__(self, *times, overhead=0.0, log=None):
+        self.times = list(times)
+        self.overhead = overhead
+        self.log = log
+        self.prepared = []
+        self.samples = 0
+
+    def prepare(self, launches, method):
+        self.prepared.append((launches, method))
+
+    def sample(self):
+        self.samples += 1
+        if self.log is not None:
+            self.log.append(self)
+        time = self.times.pop(0) if len(self.times) > 1 else self.times[0]
+        launches, method = self.prepared[-1]
+        return time + (self.overhead / launches if method == "graph" else self.overhead)
+
+
+def test_a_long_kernel_is_launched_once_per_sample():
+    runnable = Scripted(2.6, 2.5, 2.7, 2.6, 2.6, 2.6, 2.6)
+    timing = time_candidate(runnable, None, "warm")
+    assert runnable.samples == SEARCH_SAMPLES
+    assert timing == Timing(
+        2.6, (pytest.approx(2.56), 2.6, pytest.approx(2.64)), 7, 1, "warm", "back-to-back", False
+    )
+
+
+def test_a_slow_candidate_is_stopped_after_two_samples():
+    runnable = Scripted(4.0, 3.9)
+    timing = time_candidate(runnable, 3.0, "warm")
+    assert runnable.samples == timing.repeats == 2
+    assert timing.median_ms == pytest.approx(3.95)
+
+
+def test_one_slow_sample_does_not_stop_a_candidate():
+    assert time_candidate(Scripted(9.0, 2.9), 3.0, "warm").repeats == SEARCH_SAMPLES
+
+
+def test_short_kernels_are_repeated_within_a_sample():
+    timing = time_candidate(Scripted(0.04), None, "warm")
+    assert (timing.launches, timing.method) == (4, "back-to-back")
+
+
+def test_tiny_kernels_are_timed_by_graph_so_that_overhead_does_not_count():
+    timing = time_candidate(Scripted(0.002, overhead=0.006), None, "cold")
+    assert timing.method == "graph"
+    assert timing.launches >= GRAPH_LAUNCHES
+    assert timing.median_ms == pytest.approx(0.002, rel=0.2)
+    assert timing.l2 == "cold"
+
+
+def test_the_overhead_of_a_lone_launch_does_not_stop_a_tiny_candidate():
+    assert time_candidate(Scripted(0.002, overhead=0.006), 0.0021, "warm").repeats == SEARCH_SAMPLES
+
+
+def test_a_time_of_zero_does_not_divide():
+    assert time_candidate(Scripted(0.0), None, "warm").launches >= GRAPH_LAUNCHES
+
+
+def test_a_slow_first_launch_does_not_hide_that_a_kernel_is_tiny():
+    class Cold(Scripted):
+        first = 0.08
+
+        def sample(self):
+            slow, self.first = self.first, 0.0
+            return super().sample() + slow
+
+    timing = time_candidate(Cold(0.002, overhead=0.006), None, "warm")
+    assert timing.method == "graph"
+    assert timing.median_ms == pytest.approx(0.002, rel=0.2)
+
+
+def test_spread_makes_a_timing_noisy():
+    assert time_candidate(Scripted(2.0, 2.0, 2.4, 2.0, 2.4, 2.0, 2.4), None, "warm").noisy
+    assert not time_candidate(Scripted(2.0, 2.01), None, "warm").noisy
+
+
+def test_finalists_run_in_rotated_rounds():
+    log = []
+    a, b, c = (Scripted(time, log=log) for time in (1.0, 2.0, 3.0))
+    timings = time_finalists([a, b, c], "warm", now=lambda: 0.0)
+    assert [timing.median_ms for timing in timings] == [1.0, 2.0, 3.0]
+    assert {timing.repeats for timing in timings} == {FINAL_ROUNDS}
+    assert log[-3 * FINAL_ROUNDS :][:9] == [a, b, c, b, c, a, c, a, b]
+
+
+def test_finals_end_by_time_but_not_before_the_least_rounds():
+    ticks = iter(range(0, 1000, 10))
+    (timing,) = time_finalists([Scripted(50.0)], "warm", now=lambda: next(ticks))
+    assert timing.repeats == FINAL_LEAST_ROUNDS
+
+
+@pytest.mark.parametrize(("time", "launches"), [(0.1, 10), (2.6, 3), (12.0, 1), (160.0, 1)])
+def test_a_final_sample_lasts_a_millisecond_or_three_launches(time, launches):
+    (timing,) = time_finalists([Scripted(time)], "warm")
+    assert timing.launches == launches
+
+
+def test_one_tiny_finalist_makes_all_use_graphs():
+    tiny, large = Scripted(0.005), Scripted(1.0)
+    assert [timing.method for timing in time_finalists([large, tiny], "warm")] == ["graph", "graph"]
+    assert large.prepared[-1] == (3, "graph")
+
+
+def test_whoever_runs_is_announced_before():
+    log, announced = [], []
+    contestants = [Scripted(1.0, log=log), Scripted(2.0, log=log)]
+    time_finalists(contestants, "warm", announce=lambda index: announced.append((index, len(log))))
+    current = {ran: index for index, ran in announced}  # samples run so far -> last announced
+    who = -1
+    for ran, runnable in enumerate(log):
+        who = current.get(ran, who)
+        assert runnable is contestants[who]
+
+
+class Clocks:
+    def __init__(self, *throttle):
+        self.throttle = throttle
+        self.started = False
+
+    def start(self):
+        self.started = True
+
+    def stop(self):
+        assert self.started
+        return {"sm_mhz_min": 1900, "sm_mhz_max": 1980, "throttle": self.throttle}
+
+
+def test_throttling_is_recorded_and_makes_a_timing_noisy():
+    (calm,) = time_finalists([Scripted(2.0)], "warm", Clocks())
+    (capped,) = time_finalists([Scripted(2.0)], "warm", Clocks("power cap"))
+    (hot,) = time_finalists([Scripted(2.0)], "warm", Clocks("power cap", "hardware thermal"))
+    assert not calm.noisy
+    assert not capped.noisy
+    assert capped.clocks is not None
+    assert capped.clocks["throttle"] == ("power cap",)
+    assert calm.clocks == {"sm_mhz_min": 1900, "sm_mhz_max": 1980, "throttle": ()}
+    assert hot.noisy
+
+
+def timing(low, median, high):
+    return Timing(median, (low, median, high), 25, 1, "warm", "back-to-back", False)
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (timing(1.0, 1.0, 1.0), True),
+        (timing(1.009, 1.009, 1.01), True),  # within 1 %
+        (timing(1.015, 1.02, 1.03), False),  # beyond, and no overlap
+        (timing(1.004, 1.02, 1.03), True),  # beyond, but overlapping
+        (timing(0.9, 1.04, 1.2), False),  # overlapping by noise alone
+    ],
+)
+def test_ties(other, expected):
+    assert tied(other, timing(0.995, 1.0, 1.005)) is expected
