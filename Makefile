@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt lint type test golden gpu check
+.PHONY: help install fmt lint type test golden gpu check
+
+help:  ## list what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 install: .venv/installed  ## make .venv with the package, editable, and the development tools
 
@@ -26,7 +29,7 @@ test: install  ## all tests that need no GPU
 	$(BIN)/pytest
 
 golden: install  ## rewrite the rendered kernels the tests compare with
-	$(BIN)/pytest tests/test_render.py --update-golden
+	$(BIN)/pytest tests/test_render.py tests/test_ladder.py --update-golden
 
 gpu: install  ## the tests that need a GPU; a skip is a failure
 	$(BIN)/pytest tests/gpu --require-gpu

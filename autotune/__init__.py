@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autotune.kernel import Kernel, best_kernel
     from autotune.progress import Budget
     from autotune.render import Source
+    from autotune.simulator import simulate
     from autotune.space import Config, Space
     from autotune.tuner import tune
 
@@ -44,6 +45,7 @@ _HOMES = {
     "best_kernel": "kernel",
     "current_device": "device",
     "named_device": "device",
+    "simulate": "simulator",
     "tune": "tuner",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "best_kernel",
     "current_device",
     "named_device",
+    "simulate",
     "tune",
 ]
 
@@ -79,3 +82,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"autotune.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return __all__

@@ -287,8 +287,8 @@ class CompilePool:
             idle.job, idle.deadline = self._queue.popleft(), time.monotonic() + self.timeout_s
 
 
-def default_workers() -> int:
-    """Choose the number of compile processes: the CPUs this process may use less one, 1 to `MAX_WORKERS`.
+def default_workers(spare: int = 1) -> int:
+    """Choose the number of compile processes: the CPUs this process may use less `spare`, 1 to `MAX_WORKERS`.
 
     A container's CPU quota counts (cgroup v2 ``cpu.max``, "quota period" in microseconds).
     """
@@ -296,4 +296,4 @@ def default_workers() -> int:
     with contextlib.suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cpus = min(cpus, int(quota) // int(period))  # "max" is no limit: ValueError
-    return max(1, min(cpus - 1, MAX_WORKERS))
+    return max(1, min(cpus - spare, MAX_WORKERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import tomllib
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import DeviceError, UsageError
+from autotune.paths import install_command
 
 REGISTERS_PER_SM = 65536  # every compute capability from 7.5 to 12.0
 REGISTERS_PER_THREAD = 255
@@ -18,6 +20,8 @@ _CLOCK_RATE = 13  # cudaDevAttrClockRate, kHz; CUDA 13 dropped the property of t
 _MEMORY_CLOCK_RATE = 36  # cudaDevAttrMemoryClockRate, kHz
 _MEMORY_BUS_WIDTH = 37  # cudaDevAttrGlobalMemoryBusWidth, bits
 _MAX_BLOCKS_PER_SM = 106  # cudaDevAttrMaxBlocksPerMultiprocessor
+_NO_DRIVER = "there is no NVIDIA driver: run on a machine with an NVIDIA GPU and its driver"
+_NOBODY_THERE = (34, 100)  # CUresult: CUDA_ERROR_STUB_LIBRARY, CUDA_ERROR_NO_DEVICE
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,17 @@ def named_device(name: str) -> Device:
     raise UsageError(f"target {name!r} is not in the table: give one of {', '.join(known_devices())}")
 
 
+def has_gpu() -> bool:
+    """Tell whether there is an NVIDIA GPU at all, even one that cannot be used (a driver too old, say).
+
+    Asks the driver itself: CuPy need not be installed, and no CUDA context is made.
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuInit(0) not in _NOBODY_THERE
+    except OSError:
+        return False
+
+
 def current_device(ordinal: int = 0) -> Device:
     """Read the GPU with this CUDA ordinal through CuPy.
 
@@ -124,9 +139,11 @@ def current_device(ordinal: int = 0) -> Device:
     try:
         from cupy.cuda import runtime
     except ImportError as error:
+        if not has_gpu():
+            raise DeviceError(_NO_DRIVER) from None
         raise DeviceError(
-            f"CuPy cannot be imported ({error}): install it with the extra that matches the driver, "
-            "pip install 'autotune-cuda[cuda13]' or 'autotune-cuda[cuda12]'"
+            f"CuPy cannot be imported ({error}): {install_command('cuda13')} (driver 580 or later), "
+            f"or {install_command('cuda12')}"
         ) from None
     try:
         count = runtime.getDeviceCount()
@@ -142,11 +159,11 @@ def current_device(ordinal: int = 0) -> Device:
 def _no_gpu(error: Exception, runtime: Any) -> str:
     have, need = (version // 1000 for version in (runtime.driverGetVersion(), runtime.runtimeGetVersion()))
     if not have:
-        return "there is no NVIDIA driver: run on a machine with an NVIDIA GPU and its driver"
+        return _NO_DRIVER
     if have < need:
         return (
             f"the driver supports CUDA {have}, but this CuPy was built for CUDA {need}: "
-            f"update the driver, or install autotune-cuda[cuda{have}] in place of autotune-cuda[cuda{need}]"
+            f"update the driver, or {install_command(f'cuda{have}')} in a new environment"
         )
     why = str(error).split(":")[0]
     return f"no GPU can be used ({why}): run on a machine with an NVIDIA GPU and its driver"

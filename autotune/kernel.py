@@ -167,6 +167,8 @@ def best_kernel(
         run(problem, space=space, budget=budget, ordinal=ordinal, root=root)
         record, source, why = _serving(problem, space, device, root)
     if record is None or source is None:
+        if records.find(device, space.family, problem, root=root, estimated=True) is not None:
+            why += " (there is an estimated one, which is never served)"
         raise RecordMissing(f"{why}: run 'autotune tune {problem.cli_flags()}', or pass tune=True")
     changed = records.differences(
         record,
@@ -194,7 +196,7 @@ def _serving(
         source = render(space, space.config(record.config), problem, device)
     except ConfigError as error:
         return None, None, f"the record of {problem} on {device.name} is stale: {error}"
-    why = records.serves(record, device, problem, source.code_digest)
+    why = records.serves(record, device, problem, source)
     return (record, source, "") if why is None else (None, None, f"{problem} on {device.name}: {why}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -33,6 +34,13 @@ class Nvrtc:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        for builtins in sorted(
+            Path(path).parent.glob("libnvrtc-builtins.so.*")
+        ):  # found by its name, once loaded
+            with contextlib.suppress(
+                OSError
+            ):  # of another version, perhaps: NVRTC says so if it misses its own
+                ctypes.CDLL(str(builtins))
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()

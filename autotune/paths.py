@@ -23,6 +23,11 @@ def data_dir(name: str) -> Path:
     return installed if installed.is_dir() else _CHECKOUT / name
 
 
+def install_command(extra: str) -> str:
+    """Give the command that installs this package with an extra such as "cuda13"."""
+    return f"pip install -e '.[{extra}]'" if in_checkout() else f"pip install 'autotune-cuda[{extra}]'"
+
+
 def cache_dir() -> Path:
     """Find the folder of records: ``AUTOTUNE_CACHE_DIR``, the checkout's ``cache/``, or the user's own."""
     chosen = os.environ.get("AUTOTUNE_CACHE_DIR")

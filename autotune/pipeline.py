@@ -1,32 +1,78 @@
-"""Turns proposals into trials: keeps the compilers and the GPU busy until the budget is spent."""
+"""Turns proposals into trials: keeps compilers and the GPU, or its model, busy until the budget is spent."""
 
 from __future__ import annotations
 
 import math
 import time
-from multiprocessing.connection import wait
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
 
 from autotune.compiler import Binary, CompilePool
 from autotune.device import Device
-from autotune.errors import Rejected
-from autotune.gpu.worker import GpuWorker, MeasuredTrial
-from autotune.progress import Progress, Trial, Watcher
+from autotune.errors import Rejected, SpaceError
+from autotune.problem import Problem
+from autotune.progress import Outcome, Progress, Trial, Watcher
 from autotune.records.trials import TrialLog
-from autotune.render import Source, render
-from autotune.search import Search
+from autotune.render import Launch, Source, render
 from autotune.space import Legal, Space
 
-GPU_QUEUE = (
-    3  # binaries that wait for the GPU: enough that it never idles, few enough that proposals stay fresh
-)
-TRIAL_TIMEOUT_S = 5.0  # beyond twenty launches of the slowest kernel worth waiting for
-SLOWEST_FLOPS = 2e11  # operations per second; a kernel below counts as one that never ends
+COMPILE_TIMEOUT_S = 30.0
+GPU_QUEUE = 3  # binaries that wait for the GPU: it never idles, and proposals stay fresh
+TRIAL_TIMEOUT_S = 5.0  # beyond these launches of the slowest kernel worth waiting for
+LAUNCHES = 20
+SLOWEST_FLOPS = 2e11  # operations per second; a kernel below counts as one that never ends ...
+SLOWEST_STEP_S = 1e-7  # ... and so does one that takes longer for each k, however few its outputs
+MAX_GRID = 2**31 - 1  # blocks in x
 REGISTERS_UNIT = 8  # registers are allocated to threads in eights
 
 
-def trial_limit(flops: int) -> float:
+def trial_limit(problem: Problem) -> float:
     """Return the seconds after which a candidate counts as one that never ends."""
-    return TRIAL_TIMEOUT_S + 20 * flops / SLOWEST_FLOPS
+    return TRIAL_TIMEOUT_S + LAUNCHES * (problem.flops / SLOWEST_FLOPS + problem.k * SLOWEST_STEP_S)
+
+
+class Proposer(Protocol):
+    """Where proposals come from; `autotune.search.Search` is one."""
+
+    asked: int  # points proposed so far
+
+    def ask(self) -> int | None:
+        """Propose a point that was never proposed before, or None when the list is exhausted."""
+        ...
+
+    def tell(self, index: int, median_ms: float | None) -> None:
+        """Take what became of a proposed point: its time in ms, None without one."""
+        ...
+
+
+class Judge(Protocol):
+    """What gives a binary its outcome; `autotune.gpu.worker.GpuWorker` is one, and documents the methods."""
+
+    @property
+    def pending(self) -> int:
+        """Candidates submitted and not yet collected."""
+        ...
+
+    @property
+    def waitables(self) -> Sequence[Connection]:
+        """Connections of which one becomes readable when `collect` has something to do."""
+        ...
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Time (`time.monotonic`) at which `collect` has something to do in any case, or None."""
+        ...
+
+    def submit(
+        self, key: int, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float
+    ) -> None:
+        """Take one candidate."""
+        ...
+
+    def collect(self) -> Sequence[tuple[Any, Outcome]]:
+        """Return every outcome that is there."""
+        ...
 
 
 class Pipeline:
@@ -40,9 +86,9 @@ class Pipeline:
         self,
         space: Space,
         legal: Legal,
-        search: Search,
+        search: Proposer,
         pool: CompilePool,
-        gpu: GpuWorker,
+        gpu: Judge,
         log: TrialLog,
         progress: Progress,
         watch: Watcher,
@@ -60,10 +106,8 @@ class Pipeline:
         self._device = device
         self._under_way: dict[int, Source] = {}
         self._binaries: dict[int, Binary] = {}
-        self._first_of: dict[str, int] = {}  # digest of the machine code: the first candidate that has it
-        self._twins: dict[
-            int, list[int]
-        ] = {}  # candidates that wait for the outcome of the same machine code
+        self._first_of: dict[tuple[str, Launch], int] = {}  # machine code and launch: the first to have both
+        self._twins: dict[int, list[int]] = {}  # those that wait for the outcome of the same code and launch
         self._compile_s = _Mean()
         self._measure_s = _Mean()
 
@@ -108,7 +152,15 @@ class Pipeline:
     def _propose(self) -> None:
         index = self._search.ask()
         assert index is not None, "asked no more than the list holds"
-        source = render(self._space, self._legal.config(index), self._progress.problem, self._device)
+        config = self._legal.config(index)
+        try:
+            source = render(self._space, config, self._progress.problem, self._device)
+        except SpaceError as error:  # the template fails on this config; it may render others
+            self._log.append({"config": dict(config), "outcome": "compile", "why": str(error)})
+            self._search.tell(index, None)
+            self._progress.reject(config, Rejected("compile", str(error)))
+            self._watch(self._progress)
+            return
         self._under_way[index] = source
         self._pool.submit(index, source.text, source.entry, self._device.arch)
 
@@ -117,7 +169,8 @@ class Pipeline:
             self._settle(index, None, binary)
             return
         self._compile_s.add(binary.seconds)
-        first = self._first_of.setdefault(binary.digest, index)
+        source = self._under_way[index]
+        first = self._first_of.setdefault((binary.digest, source.launch), index)
         if first in self.trials:
             self._settle(index, binary, self.trials[first].outcome)
             return
@@ -125,21 +178,20 @@ class Pipeline:
         if first != index:
             self._twins.setdefault(first, []).append(index)
             return
-        source = self._under_way[index]
         unfit = unlaunchable(source, binary, self._device)
         if unfit is not None:
             self._measured(index, unfit)
             return
         best = self._progress.best
         best_ms = None if best is None else best.median_ms
-        self._gpu.submit(index, binary, source.launch, best_ms, trial_limit(self._progress.problem.flops))
+        self._gpu.submit(index, binary, source.launch, best_ms, trial_limit(self._progress.problem))
 
-    def _measured(self, index: int, outcome: MeasuredTrial | Rejected) -> None:
+    def _measured(self, index: int, outcome: Outcome) -> None:
         for each in [index, *self._twins.pop(index, [])]:
             self._settle(each, self._binaries.pop(each), outcome)
         self._measure_s.tick()
 
-    def _settle(self, index: int, binary: Binary | None, outcome: MeasuredTrial | Rejected) -> None:
+    def _settle(self, index: int, binary: Binary | None, outcome: Outcome) -> None:
         """Tell the log, the study and the watcher what became of a candidate."""
         trial = self.trials[index] = Trial(self._under_way.pop(index), binary, outcome)
         self._log.append(trial.line())
@@ -150,7 +202,16 @@ class Pipeline:
 
 def unlaunchable(source: Source, binary: Binary, device: Device) -> Rejected | None:
     """Say why a compiled kernel cannot start on a device; None when it can."""
-    threads = math.prod(source.launch.block)
+    launch = source.launch
+    threads, blocks = math.prod(launch.block), math.prod(launch.grid)
+    if not (
+        1 <= threads <= device.max_threads_per_block and 1 <= blocks <= MAX_GRID and launch.shared_bytes >= 0
+    ):
+        return Rejected(
+            "constraint",
+            f"a launch of {blocks} blocks of {threads} threads with {launch.shared_bytes} bytes of dynamic "
+            f"shared memory: give 1 to {MAX_GRID} blocks of 1 to {device.max_threads_per_block} threads",
+        )
     registers = -(-binary.registers // REGISTERS_UNIT) * REGISTERS_UNIT * threads
     if registers > device.registers_per_sm:
         return Rejected(
@@ -158,7 +219,7 @@ def unlaunchable(source: Source, binary: Binary, device: Device) -> Rejected | N
             f"{threads} threads of {binary.registers} registers need {registers} registers; "
             f"an SM has {device.registers_per_sm}",
         )
-    shared = source.launch.shared_bytes + binary.shared_bytes
+    shared = launch.shared_bytes + binary.shared_bytes
     if shared > device.shared_per_block:
         return Rejected(
             "constraint",

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from autotune.compiler import Binary
 from autotune.device import Device
 from autotune.errors import Rejected, UsageError
+from autotune.estimate import Estimate
 from autotune.gpu.worker import MeasuredTrial
 from autotune.problem import Problem
 from autotune.render import Source
 from autotune.space import Config
 
+Outcome = MeasuredTrial | Estimate | Rejected
+MOST = 1e9  # candidates or units of time: far beyond any search, and finite
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -40,7 +43,7 @@ class Budget:
                 "give a time such as 60s, 5m or 1h, or a number of candidates such as 300"
             )
         amount, unit = float(match[1]), match[2]
-        if amount <= 0 or (unit is None and amount != int(amount)):
+        if not 0 < amount < MOST or (unit is None and not amount.is_integer()):
             raise UsageError(
                 f"budget {text!r} is out of range: give at least one candidate, or a time such as 60s"
             )
@@ -54,11 +57,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Trial:
-    """One evaluated candidate: its source, its binary if it compiled, and its time or why it was rejected."""
+    """One evaluated candidate: its source, its binary if it compiled, and its time, estimate or rejection."""
 
     source: Source
     binary: Binary | None
-    outcome: MeasuredTrial | Rejected
+    outcome: Outcome
 
     @property
     def config(self) -> Config:
@@ -67,14 +70,23 @@ class Trial:
 
     @property
     def median_ms(self) -> float | None:
-        """Median time of one launch, ms; None when rejected."""
-        return None if isinstance(self.outcome, Rejected) else self.outcome.timing.median_ms
+        """Median time of one launch, ms; None when it was not measured."""
+        return self.outcome.timing.median_ms if isinstance(self.outcome, MeasuredTrial) else None
+
+    @property
+    def cost(self) -> float:
+        """What the best candidate has least of: the time measured, or the model's; infinite when rejected."""
+        if isinstance(self.outcome, Rejected):
+            return math.inf
+        return self.outcome.ms if isinstance(self.outcome, Estimate) else self.outcome.timing.median_ms
 
     def line(self) -> dict[str, object]:
         """Write the trial for the log."""
         line: dict[str, object] = {"config": dict(self.config)}
         if isinstance(self.outcome, Rejected):
             line |= {"outcome": self.outcome.kind, "why": self.outcome.why}
+        elif isinstance(self.outcome, Estimate):
+            line |= {"outcome": "estimated", "estimate": self.outcome.ms}
         else:
             timing = self.outcome.timing
             line |= {
@@ -100,11 +112,11 @@ class Progress:
     Attributes:
         problem: What is being tuned.
         budget: As asked for.
-        device: Where; None until the GPU answered.
+        device: Where; None until it is known.
         legal: Candidates there are.
-        outcomes: Evaluated candidates by outcome: "measured" or a rejection kind.
+        outcomes: Evaluated candidates by outcome: "measured", "estimated" or a rejection kind.
         examples: For each rejection kind the first candidate and why.
-        best: Fastest verified candidate.
+        best: Fastest verified candidate, or the best by estimate.
         stage: What is going on, in a few words.
         seconds: Since the search began.
     """
@@ -127,17 +139,29 @@ class Progress:
     def count(self, trial: Trial) -> None:
         """Take one more trial into account."""
         if isinstance(trial.outcome, Rejected):
-            kind = trial.outcome.kind
-            self.outcomes[kind] += 1
-            self.examples.setdefault(kind, f"{trial.config.id}: {trial.outcome.why}")
+            self.reject(trial.config, trial.outcome)
             return
-        self.outcomes["measured"] += 1
-        if self.best is None or trial.outcome.timing.median_ms < (self.best.median_ms or math.inf):
+        self.outcomes["estimated" if isinstance(trial.outcome, Estimate) else "measured"] += 1
+        if self.best is None or trial.cost < self.best.cost:
             self.best = trial
+
+    def reject(self, config: Config, rejected: Rejected) -> None:
+        """Take one more rejected candidate into account."""
+        self.outcomes[rejected.kind] += 1
+        self.examples.setdefault(rejected.kind, f"{config.id}: {rejected.why}")
 
     def counts(self) -> str:
         """Say the outcomes in words: "120 measured, 2 compile"."""
-        return ", ".join(f"{number} {kind}" for kind, number in self.outcomes.items())
+        return ", ".join(f"{number} {kind}" for kind, number in self.outcomes.items() if number)
+
+    def nothing_usable(self) -> str:
+        """Say why a run ended without one usable candidate."""
+        counts = "; ".join(
+            f"{count} {kind}, such as {self.examples[kind]}" for kind, count in self.outcomes.items() if count
+        )
+        return f"0 of {self.seen} candidates are usable" + (
+            f" ({counts})" if counts else f": the budget of {self.budget} ended first; give more"
+        )
 
 
 Watcher = Callable[[Progress], None]

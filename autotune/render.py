@@ -79,14 +79,15 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         text = _environment(folder).get_template(name).render(names)
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise SpaceError(f"{_place(error, folder / name)}: does not render ({_message(error)})") from error
-    grid, block, shared_bytes = space.launch(config, problem, device)
+    grid, threads, shared_bytes = space.launch(config, problem, device)
+    rows = space.block_y(config, problem, device)
     return Source(
         family=space.family,
         config=config,
         problem=problem,
         text=text,
         entry=space.family,
-        launch=Launch((grid, 1, 1), (block, 1, 1), shared_bytes),
+        launch=Launch((grid, 1, 1), (threads // rows, rows, 1), shared_bytes),
         code_digest=hashlib.sha256(_code(text).encode()).hexdigest(),
         template_digest=digest,
     )

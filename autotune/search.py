@@ -141,6 +141,18 @@ STRATEGIES: dict[str, Callable[[Legal, dict[str, Any], int], Strategy]] = {
 }
 
 
+def require_strategy(name: str) -> None:
+    """Raise `UsageError` when a strategy is unknown."""
+    if name not in STRATEGIES:
+        raise UsageError(f"search strategy {name!r} is unknown: give one of {', '.join(STRATEGIES)}")
+
+
+def require_seed(seed: int) -> None:
+    """Raise `UsageError` when a seed is none that every generator takes."""
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed {seed} is out of range: give 0 to 2^32 - 1")
+
+
 class Search:
     """Proposes points of a legal list, several at a time if wished, and learns from the times told.
 
@@ -166,8 +178,7 @@ class Search:
     """
 
     def __init__(self, legal: Legal, *, seed: int, first: Sequence[int] = (), strategy: str = "tpe") -> None:
-        if strategy not in STRATEGIES:
-            raise UsageError(f"search strategy {strategy!r} is unknown: give one of {', '.join(STRATEGIES)}")
+        require_strategy(strategy)
         if not len(legal):
             raise SpaceError("the list of legal points is empty, so there is nothing to search")
         outside = [index for index in first if not 0 <= index < len(legal)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,10 @@ from autotune.errors import ConfigError, SpaceError
 from autotune.problem import Problem
 from autotune.spacefile import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice, read_space_file
 
+ADAPTABLE = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
+    *("edge", "vec_a", "vec_b", "vec_c", "transpose_a", "loader", "stages"),
+    *("unroll_stages", "fragment_pipeline", "min_blocks"),
+)
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
 
 
@@ -99,14 +103,20 @@ class Legal:
 
     def nearest(self, config: Mapping[str, Value]) -> int | None:
         """Find the point that differs least from a config: in fewest parameters, then by fewest steps."""
-        if not len(self):
-            return None
+        return int(self.steps(config).argmin()) if len(self) else None
+
+    def steps(self, config: Mapping[str, Value]) -> NDArray[np.float64]:
+        """Say how far each point is from a config: 1 for a parameter that differs, up to 0.5 for its steps.
+
+        Returns:
+            `[count]`; a value that the space does not have counts for nothing.
+        """
         steps = np.zeros(len(self))
         for i, name in enumerate(self.names):
             if config.get(name) in self.choices[name]:
                 away = np.abs(self.ordinals[:, i] - self.choices[name].index(config[name]))
                 steps += (away > 0) + 0.5 * away / max(1, len(self.choices[name]) - 1)
-        return int(steps.argmin())
+        return steps
 
 
 class Space:
@@ -119,8 +129,9 @@ class Space:
         parameters: Name to its values, in order.
         meanings: Name of a parameter or derived quantity to its one-line meaning.
         rules: Constraints, then search rules.
-        presets: Name to config.
-        digest: SHA-256 of what the file says, over any file it extends.
+        presets: Name to config; a search starts from them.
+        ladder: Name to config of the ladder's steps; no search looks at them.
+        digest: SHA-256 of what the file says of a search, over any file it extends.
     """
 
     def __init__(self, file: SpaceFile) -> None:
@@ -132,6 +143,7 @@ class Space:
         self.meanings = file.meanings
         self.rules = file.rules
         self.presets = {name: Config(choice) for name, choice in file.presets.items()}
+        self.ladder = {name: Config(choice) for name, choice in file.ladder.items()}
         self.digest = file.digest
 
     @classmethod
@@ -191,6 +203,11 @@ class Space:
             removals=tuple(Removal(rule, points) for rule, points in removed.items()),
         )
 
+    def starts(self, legal: Legal) -> list[int]:
+        """Give where a search starts: for each preset the legal point nearest to it."""
+        near = (legal.nearest(preset) for preset in self.presets.values())
+        return list(dict.fromkeys(index for index in near if index is not None))
+
     def config(self, values: Mapping[str, Value]) -> Config:
         """Make a config of this space: all parameters named, in the space's order.
 
@@ -219,6 +236,29 @@ class Space:
         if broken:
             raise ConfigError(f"config {config.id} is not legal on {device.name}: " + "; ".join(broken))
 
+    def fitted(
+        self, config: Config, problem: Problem, device: Device, free: Collection[str] = ADAPTABLE
+    ) -> Config:
+        """Return the config itself if it is legal, else the nearest legal one that differs in ``free`` only.
+
+        Args:
+            config: Of this space.
+            problem: What it shall compute.
+            device: Where.
+            free: Parameters that may change; those that the space does not have are ignored.
+
+        Raises:
+            SpaceError: No such config is legal.
+        """
+        if not self.violations(config, problem, device):
+            return config
+        choices = {name: self._file.known[name] if name in free else (config[name],) for name in config}
+        constraints = tuple(rule for rule in self.rules if not rule.narrows)
+        legal = Space(replace(self._file, parameters=choices, rules=constraints)).enumerate(problem, device)
+        nearest = legal.nearest(config)
+        assert nearest is not None, "an empty list is an error"
+        return legal.config(nearest)
+
     def values(self, config: Config, problem: Problem, device: Device) -> dict[str, Value]:
         """Give the value of every name that an expression or template may use."""
         words = list(self._file.codes)
@@ -227,11 +267,36 @@ class Space:
             for name, number in self._numbers(config, problem, device).items()
         }
 
+    def columns(self, legal: Legal, problem: Problem, device: Device) -> dict[str, NDArray[Any]]:
+        """Give what `values` does for every point of the list at once.
+
+        Args:
+            legal: From `enumerate` for the same problem and device.
+            problem: What is computed.
+            device: Where.
+
+        Returns:
+            Each parameter and derived quantity to its column `[count]`: int64, or text where it is a word.
+        """
+        ordinals = {name: legal.ordinals[:, i] for i, name in enumerate(legal.names)}
+        numbers = _Columns(self._file, self._facts(problem, device), ordinals)
+        words = np.array(list(self._file.codes))
+        columns: dict[str, NDArray[Any]] = {}
+        for name in (*legal.names, *self._file.derived):
+            column = np.broadcast_to(np.asarray(numbers[name], np.int64), (len(legal),))
+            columns[name] = words[column] if name in self._file.words else column
+        return columns
+
     def launch(self, config: Config, problem: Problem, device: Device) -> tuple[int, int, int]:
         """Return blocks of the linear grid, threads of a block, and bytes of dynamic shared memory."""
         numbers = self._numbers(config, problem, device)
         grid, block, shared = (int(part(numbers)) for part in self._file.launch)
         return grid, block, shared
+
+    def block_y(self, config: Config, problem: Problem, device: Device) -> int:
+        """Return the rows into which the threads of a block are arranged."""
+        rows = self._file.block_y
+        return 1 if rows is None else int(rows(self._numbers(config, problem, device)))
 
     def _facts(self, problem: Problem, device: Device) -> dict[str, int]:
         words = {"math": problem.math, "layout_a": problem.layout[0], "layout_b": problem.layout[1]}
@@ -281,3 +346,9 @@ class _Columns(dict[str, Any]):
             codes = [self._file.codes[value] if isinstance(value, str) else value for value in values]
             self[name] = np.array(codes, np.int64)[self._ordinals[name]]
         return self[name]
+
+
+def adaptation(wanted: Config, fitted: Config) -> str:
+    """Say which parameters `Space.fitted` changed; "" for none."""
+    changes = [f"{name} = {fitted[name]}" for name in fitted if fitted[name] != wanted[name]]
+    return f"adapted to the problem: {', '.join(changes)}" if changes else ""

@@ -31,6 +31,7 @@ LIMITS = (
     "l2_bytes",
 )
 LAUNCH = ("grid", "block", "shared_bytes")
+BLOCK_Y = "block_y"  # may be left out of [launch]
 TEMPLATE_NAMES = ("family", "config_id", "template_digest", "layout")  # what rendering adds
 _KEYS = {
     "parameters": ("values", "known", "meaning"),
@@ -38,7 +39,7 @@ _KEYS = {
     "constraints": ("expr", "reason"),
     "search": ("expr", "reason"),
 }
-_SECTIONS = ("family", "summary", "extends", *_KEYS, "launch", "presets")
+_SECTIONS = ("family", "summary", "extends", *_KEYS, "launch", "presets", "ladder")
 _CHANGEABLE = ("parameters", "constraints", "search", "presets")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
@@ -69,8 +70,10 @@ class SpaceFile:
         derived: Name to its expression, each over earlier names.
         rules: Constraints, then search rules.
         launch: Blocks, threads of a block, bytes of dynamic shared memory.
+        block_y: Rows into which the threads of a block are arranged; None for one.
         presets: Name to a choice for every parameter.
-        digest: SHA-256 of the statements; comments do not count.
+        ladder: The same for steps of the ladder, from which no search starts.
+        digest: SHA-256 of the statements; comments and the ladder do not count.
     """
 
     path: Path
@@ -84,7 +87,9 @@ class SpaceFile:
     derived: dict[str, Expression]
     rules: tuple[Rule, ...]
     launch: tuple[Expression, ...]
+    block_y: Expression | None
     presets: dict[str, dict[str, Value]]
+    ladder: dict[str, dict[str, Value]]
     digest: str
 
 
@@ -209,6 +214,7 @@ class _Reader:
             for name, entry in self.table(section).items()
         )
         launch = self.table("launch")
+        searched = {section: entries for section, entries in self.content.items() if section != "ladder"}
         return SpaceFile(
             path=self.path,
             family=family,
@@ -221,8 +227,13 @@ class _Reader:
             derived=self.derived,
             rules=rules,
             launch=tuple(self.expression(launch, part, "launch") for part in LAUNCH),
-            presets={name: self.preset(name, entry, family) for name, entry in self.table("presets").items()},
-            digest=hashlib.sha256(repr(self.content).encode()).hexdigest(),
+            block_y=self.expression(launch, BLOCK_Y, "launch") if BLOCK_Y in launch else None,
+            presets={
+                name: self.preset("presets", name, entry, family)
+                for name, entry in self.table("presets").items()
+            },
+            ladder=self.ladder(family),
+            digest=hashlib.sha256(repr(searched).encode()).hexdigest(),
         )
 
     def parameter(self, name: str, entry: dict[str, Any]) -> None:
@@ -253,13 +264,22 @@ class _Reader:
         reason = self.text(entry, "reason", f"{place}.reason")
         return Rule(name, self.expression(entry, "expr", place), reason, narrows=section == "search")
 
-    def preset(self, name: str, entry: Any, family: str) -> dict[str, Value]:
+    def preset(self, section: str, name: str, entry: Any, family: str) -> dict[str, Value]:
         if not isinstance(entry, dict):
-            self.refuse(f"presets.{name} must be a table, not {entry!r}")
+            self.refuse(f"{section}.{name} must be a table, not {entry!r}")
         why = check_choice(self.known, entry, family)
         if why is not None:
-            self.refuse(f"presets.{name}: {why}")
+            self.refuse(f"{section}.{name}: {why}")
         return {parameter: entry[parameter] for parameter in self.parameters}
+
+    def ladder(self, family: str) -> dict[str, dict[str, Value]]:
+        """Read the steps; each states what it changes of the one before, the first every parameter."""
+        steps: dict[str, dict[str, Value]] = {}
+        before: dict[str, Value] = {}
+        for name, entry in self.table("ladder").items():
+            whole = {**before, **entry} if isinstance(entry, dict) else entry
+            before = steps[name] = self.preset("ladder", name, whole, family)
+        return steps
 
     def expression(self, entry: dict[str, Any], key: str, place: str) -> Expression:
         text = self.text(entry, key, f"{place}.{key}")
@@ -275,7 +295,7 @@ class _Reader:
         if not isinstance(table, dict):
             self.refuse(f"[{section}] must be a table")
         if section == "launch":
-            self.require_keys(table, LAUNCH, section)
+            self.require_keys(table, (*LAUNCH, BLOCK_Y), section)
         for name, entry in table.items() if section in _KEYS else ():
             if not isinstance(entry, dict):
                 self.refuse(f"{section}.{name} must be a table, not {entry!r}")

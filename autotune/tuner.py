@@ -7,19 +7,18 @@ from pathlib import Path
 
 from autotune import records
 from autotune.compiler import CompilePool, default_workers
-from autotune.errors import Rejected, TuningError, UsageError
+from autotune.errors import Rejected, TuningError
 from autotune.gpu.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
 from autotune.nvrtc import nvrtc_version
-from autotune.pipeline import Pipeline, trial_limit
+from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_limit
 from autotune.problem import Problem
 from autotune.progress import Budget, Progress, Trial, Watcher
 from autotune.records.trials import TrialHeader, TrialLog, trials_path
-from autotune.render import template_digest
-from autotune.search import STRATEGIES, Search
+from autotune.render import Launch, template_digest
+from autotune.search import Search, require_seed, require_strategy
 from autotune.space import Space
 from autotune.timing import tied
 
-COMPILE_TIMEOUT_S = 30.0
 FINALS_TIMEOUT_S = 30.0
 FINALISTS = 8
 
@@ -45,7 +44,7 @@ def tune(
         problem: What to compute.
         space: Where to search; the built-in ``sgemm`` when not given.
         budget: A `Budget`, or its text: "60s" or "300".
-        seed: Of the search's random choices.
+        seed: Of the search's random choices, 0 to 2^32 - 1.
         strategy: "tpe", "random" or "exhaustive".
         ordinal: CUDA ordinal of the GPU.
         workers: Compiling processes; all cores but one when not given.
@@ -65,8 +64,8 @@ def tune(
     """
     budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
     space = space or Space.load("sgemm")
-    if strategy not in STRATEGIES:
-        raise UsageError(f"search strategy {strategy!r} is unknown: give one of {', '.join(STRATEGIES)}")
+    require_strategy(strategy)
+    require_seed(seed)
     records.check_writable(root)
     progress = Progress(problem, budget)
     watch(progress)
@@ -83,8 +82,7 @@ def tune(
 
         stored = records.find(device, space.family, problem, root=root)
         defended = None if stored is None else legal.index(stored.config)
-        first = [] if defended is None else [defended]
-        first += [near for preset in space.presets.values() if (near := legal.nearest(preset)) is not None]
+        first = [*([] if defended is None else [defended]), *space.starts(legal)]
         search = Search(legal, seed=seed, first=first, strategy=strategy)
         header = TrialHeader(
             family=space.family,
@@ -108,7 +106,7 @@ def tune(
                 for trial in chosen
                 if trial.binary is not None
             ],
-            FINALS_TIMEOUT_S + trial_limit(problem.flops),
+            FINALS_TIMEOUT_S + trial_limit(problem),
         )
     searched = records.Search(
         strategy=strategy,
@@ -135,18 +133,12 @@ def _finalists(trials: dict[int, Trial], defended: int | None, progress: Progres
     """
     measured = [(trial.median_ms, index) for index, trial in trials.items() if trial.median_ms is not None]
     if not measured:
-        counts = "; ".join(
-            f"{count} {kind}, such as {progress.examples[kind]}" for kind, count in progress.outcomes.items()
-        )
-        raise TuningError(
-            f"0 of {progress.seen} candidates are usable"
-            + (f" ({counts})" if counts else f": the budget of {progress.budget} ended first; give more")
-        )
-    chosen: dict[str, int] = {}
+        raise TuningError(progress.nothing_usable())
+    chosen: dict[tuple[str, Launch], int] = {}
     for _, index in heapq.nsmallest(4 * FINALISTS, measured):
         binary = trials[index].binary
         if binary is not None and len(chosen) < FINALISTS:
-            chosen.setdefault(binary.digest, index)
+            chosen.setdefault((binary.digest, trials[index].source.launch), index)
     indices = list(chosen.values())
     if defended is not None and defended not in indices and trials[defended].median_ms is not None:
         indices.append(defended)

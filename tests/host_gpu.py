@@ -126,9 +126,10 @@ class NumpyKernels:
         rows = self._gpu.view(place.rows, np.int32, place.row_count)
         cols = self._gpu.view(place.cols, np.int32, place.col_count)
         wanted = self._doubles(place.expected, place.row_count * place.col_count)
+        limit = self._doubles(place.limit, len(wanted))
         error = self._gpu.matrix(c)[np.ix_(rows, cols)].astype(np.float64).ravel() - wanted
-        self._worst(error, self._doubles(place.limit, len(wanted)), found)
-        self._doubles(found + 8, 2)[:] += (np.square(error).sum(), np.square(wanted).sum())
+        self._worst(error, limit, found)
+        self._doubles(found + 8, 3)[:] += [np.square(values).sum() for values in (error, wanted, limit)]
 
     def compare_projection(self, sums: int, expected: int, limit: int, count: int, found: int) -> None:
         error = self._doubles(sums, count) - self._doubles(expected, count)
@@ -139,9 +140,17 @@ class NumpyKernels:
             weights = (2 * words[1].astype(np.uint64) + 1) & 0xFFFFFFFF
             self._gpu.view(found, np.uint64, count)[index] += (words[0].astype(np.uint64) * weights).sum()
 
+    def fill_guards(self, base: int, spans: int, count: int) -> None:
+        for words, indices in self._spans(base, spans, count):
+            words[:] = self._guard_words(indices)
+
     def count_changed(self, base: int, spans: int, count: int, found: int) -> None:
-        for index, (words, _) in enumerate(self._spans(base, spans, count)):
-            self._gpu.view(found, np.uint64, count)[index] += np.count_nonzero(words != 0xFFFFFFFF)
+        for index, (words, indices) in enumerate(self._spans(base, spans, count)):
+            changed = np.count_nonzero(words != self._guard_words(indices))
+            self._gpu.view(found, np.uint64, count)[index] += changed
+
+    def _guard_words(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return 0xFFC00000 | (indices & 0x1FFFFF)
 
     def _spans(self, base: int, spans: int, count: int) -> list[tuple[NDArray[np.uint32], NDArray[np.int64]]]:
         words = self._gpu.view(base, np.uint32)

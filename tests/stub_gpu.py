@@ -66,13 +66,39 @@ def finals(entries, baseline, connection):
 
 def serve_counting(connection, ordinal, problem, seed, cold):
     """Like `serve`, adding its process id to the file named by STUB_GPU."""
-    with Path(os.environ["STUB_GPU"]).open("a") as file:
-        file.write(f"{os.getpid()}\n")
+    _count_start()
     serve(connection, ordinal, problem, seed, cold)
 
 
 def no_memory(connection, ordinal, problem, seed, cold):
     connection.send(("failed", DeviceError(f"{problem} needs 2 bytes of device memory and 1 are free")))
+
+
+def fails_twice_after_the_first(connection, ordinal, problem, seed, cold):
+    """Like `serve_counting`, but the second and third start find no memory."""
+    if _starts() in (1, 2):
+        _count_start()
+        no_memory(connection, ordinal, problem, seed, cold)
+    else:
+        serve_counting(connection, ordinal, problem, seed, cold)
+
+
+def fails_after_the_first(connection, ordinal, problem, seed, cold):
+    if _starts():
+        _count_start()
+        no_memory(connection, ordinal, problem, seed, cold)
+    else:
+        serve_counting(connection, ordinal, problem, seed, cold)
+
+
+def _starts():
+    path = Path(os.environ["STUB_GPU"])
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def _count_start():
+    with Path(os.environ["STUB_GPU"]).open("a") as file:
+        file.write(f"{os.getpid()}\n")
 
 
 def never_starts(connection, ordinal, problem, seed, cold):

@@ -25,7 +25,7 @@ def test_a_committed_record_serves(path):
     device = named_device(record.device.name)
     space = Space.load(record.family)
     source = render(space, space.config(record.config), record.problem, device)
-    assert records.serves(record, device, record.problem, source.code_digest) is None
+    assert records.serves(record, device, record.problem, source) is None
     assert records.record_path(device, record.family, record.problem, root=CACHE) == path
 
 

@@ -9,7 +9,7 @@ from host_gpu import HostGpu, NumpyKernels
 from autotune.errors import DeviceError, Rejected
 from autotune.gpu.verify_kernels import VerifyKernels, compile_kernels
 from autotune.problem import LAYOUTS, Problem
-from autotune.verify import Verdict
+from autotune.verify import Verdict, error_bound
 
 pytest.importorskip("cupy")
 from autotune.gpu.checker import Checker
@@ -33,7 +33,7 @@ class Host:
         op_a = stored_a if problem.layout[0] == "n" else stored_a.T
         op_b = stored_b if problem.layout[1] == "n" else stored_b.T
         product = np.float32(alpha) * (op_a @ op_b)
-        out[:] = product + np.float32(beta) * out if problem.beta else product
+        out[:] = product + np.float32(beta) * out if beta != 0 else product
 
     def then(self, mistake):
         """A candidate that is right, then makes ``mistake(a, b, c)`` on views to the end of memory."""
@@ -44,6 +44,12 @@ class Host:
 
         return candidate
 
+    def timed(self, candidate, launches=3):
+        """Launch a candidate as timing does."""
+        for _ in range(launches):
+            a, b, c = self.checker.operands
+            candidate(1.0, a, b, float(self.problem.beta), c)
+
 
 @pytest.mark.parametrize("beta", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -52,6 +58,8 @@ def test_a_right_candidate_passes_on_every_set_and_in_full(m, n, k, layout, beta
     host = Host(Problem(m, n, k, layout, beta))
     assert host.checker.set_count == 2
     verdicts = [host.checker.check(host.multiply) for _ in range(3)]
+    host.timed(host.multiply)
+    assert host.checker.check_timed(host.multiply) is None
     verdicts += host.checker.check_in_full([host.multiply], lambda index: None)
     for verdict in verdicts:
         assert isinstance(verdict, Verdict)
@@ -71,6 +79,8 @@ def test_with_the_real_kernels_on_the_simulator(layout):
         c[problem.m * problem.n] = 1
 
     assert "1 word after C" in host.checker.check(host.then(beyond)).why
+    assert host.checker.check_timed(host.multiply) is None
+    assert "C is wrong over NaN" in host.checker.check_timed(host.then(wrong_element)).why
     (verdict,) = host.checker.check_in_full([host.multiply], lambda index: None)
     assert verdict.ok
 
@@ -104,6 +114,134 @@ def test_a_wrong_element_anywhere_is_found_by_projection():
         verdict = host.checker.check(host.then(mistake))
         assert not verdict.ok
         assert f"row {position // 300} of C is wrong" in verdict.why or f"C[{position // 300}," in verdict.why
+
+
+def test_reading_c_at_beta_0_is_found():
+    host = Host(Problem(70, 90, 40, beta=1))
+
+    def reads(alpha, a, b, beta, c):
+        out = host.gpu.view(c, np.float32, 70 * 90)
+        old = np.float32(beta) * out
+        host.multiply(alpha, a, b, 0.0, c)
+        out += old
+
+    assert host.checker.check(reads).ok
+    host.timed(reads)
+    for outcome in (
+        host.checker.check_timed(reads),
+        *host.checker.check_in_full([reads], lambda index: None),
+    ):
+        assert outcome.kind == "correctness"
+        assert "over NaN, with alpha = 1 and beta = 0: its projection is off by inf" in outcome.why
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 0.75, -0.5])
+def test_a_scalar_that_is_built_in_is_found(alpha):
+    host = Host(Problem(70, 90, 40, beta=1))
+    candidates = [
+        lambda _, a, b, beta, c: host.multiply(alpha, a, b, beta, c),
+        lambda alpha_, a, b, beta, c: host.multiply(alpha_, a, b, alpha if beta else 0.0, c),
+    ]
+    for candidate in candidates:
+        for verdict in (
+            host.checker.check(candidate),
+            host.checker.check(candidate),
+            *host.checker.check_in_full([candidate], lambda index: None),
+        ):
+            assert not verdict.ok
+
+
+def test_the_sets_are_checked_with_scalars_of_their_own():
+    host = Host(Problem(8, 8, 8, beta=1))
+    seen = []
+
+    def listens(alpha, a, b, beta, c):
+        seen.append((alpha, beta))
+        host.multiply(alpha, a, b, beta, c)
+
+    for _ in range(2):
+        host.checker.check(listens)
+    host.checker.check_in_full([listens], lambda index: None)
+    assert len(set(seen[:3])) == 3
+    assert set(seen[3:]) == {(1.0, 0.0)}
+
+
+def test_a_common_factor_near_one_is_found_in_full():
+    k = 1024
+    host = Host(Problem(512, 64, k))
+
+    def scaled(alpha, a, b, beta, c):
+        host.multiply(alpha, a, b, beta, c)
+        host.gpu.view(c, np.float32, 512 * 64)[:] *= np.float32(1 + 0.9 * error_bound(k))
+
+    for outcome in (
+        host.checker.check(scaled),
+        *host.checker.check_in_full([scaled], lambda index: None),
+    ):
+        assert not outcome.ok
+        assert "its projection is off" in outcome.why
+
+
+def test_a_mistake_of_some_launches_is_found():
+    host = Host(Problem(70, 90, 40))
+    launches = 0
+
+    def sometimes(a, b, c):
+        nonlocal launches
+        launches += 1
+        if launches % 5 == 4:
+            c[77] += 0.1
+
+    candidate = host.then(sometimes)
+    assert host.checker.check(candidate).ok
+    host.timed(candidate)
+    assert host.checker.check_timed(candidate).why.startswith("row 0 of C is wrong after timing, with ")
+    (outcome,) = host.checker.check_in_full([candidate], lambda index: None)
+    assert outcome.why.startswith("row 0 of C is wrong in ")
+    assert "repeats over NaN" in outcome.why
+
+
+@pytest.mark.parametrize("where", ["check_timed", "check_in_full"])
+def test_stray_writes_of_later_launches_are_named(where):
+    host = Host(Problem(70, 90, 40, beta=1))
+    launches = 0
+
+    def later(a, b, c):
+        nonlocal launches
+        launches += 1
+        if launches > 2:
+            c[70 * 90] = 1
+
+    candidate = host.then(later)
+    assert host.checker.check(candidate).ok
+    if where == "check_timed":
+        host.timed(candidate)
+        outcome = host.checker.check_timed(candidate)
+    else:
+        outcome, right = host.checker.check_in_full([candidate, host.multiply], lambda index: None)
+        assert right.ok
+    assert outcome == Rejected("correctness", "wrote outside C: changed 1 word after C")
+    assert host.checker.check(host.multiply).ok
+
+
+@pytest.mark.parametrize("kernels", ["numpy", "simulated"])
+def test_no_constant_passes_for_a_guard_nor_does_a_copied_word(kernels):
+    binary = compile_kernels("sm_90")
+    problem = Problem(8, 8, 8)
+    chosen = NumpyKernels if kernels == "numpy" else lambda gpu: VerifyKernels(gpu.simulated(binary), 2)
+    host = Host(problem, chosen)
+    for bits in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FC00000, 0xFFC00000, 0):
+
+        def constant(a, b, c, bits=bits):
+            c.view(np.uint32)[64] = bits
+
+        assert "1 word after C" in host.checker.check(host.then(constant)).why
+
+    def shifted(a, b, c):
+        c[64:70] = c[65:71].copy()
+
+    assert "6 words after C" in host.checker.check(host.then(shifted)).why
+    assert np.isnan(host.gpu.view(host.checker.operands[2], np.float32)[64:100]).all()
 
 
 def past_the_end(a, b, c):
@@ -163,7 +301,7 @@ def test_whoever_runs_in_full_is_announced():
     host = Host(Problem(8, 8, 8))
     announced = []
     host.checker.check_in_full([host.multiply, host.multiply], announced.append)
-    assert [index for index in announced if index is not None] == [0, 1]
+    assert [index for index in announced if index is not None] == [0, 1, 0, 1]  # once, then repeatedly
     assert announced[0] is None
 
 

@@ -301,12 +301,80 @@ def test_emit_below_a_file_is_an_error_and_not_a_miss(refuse, tmp_path):
 # -- machines that lack something ----------------------------------------------------------------------------
 
 
+TINY = ["--m", "64", "--n", "96", "--k", "40"]
+QUICK = ["--budget", "2"]
+
+
 def test_tuning_without_a_gpu(tmp_path):
-    status, out, err = run_elsewhere("tune", *CUBE, "--cache", str(tmp_path))
+    """It is for the H200 of the table then, says so, and measures nothing."""
+    status, out, err = run_elsewhere("tune", *TINY, *QUICK, "--cache", str(tmp_path))
+    assert status == 0, err
+    path = tmp_path / "NVIDIA_H200" / "estimated" / "sgemm_f32_nn_m64_n96_k40_beta0_ffma.json"
+    assert out.startswith(
+        "64 x 96 x 40 nn for NVIDIA H200: estimated, compiled and simulated\n  config    BM"
+    )
+    assert "2 of " in out
+    assert "nothing was measured: run 'autotune tune --m 64 --n 96 --k 40' on a machine with this GPU" in out
+    assert f"stored in {path} after " in out
+    assert err.endswith("no GPU here: this is for an NVIDIA H200 (see --target)\n")
+    record = json.loads(path.read_text())
+    assert record["evidence"] == "estimated"
+    assert record["timing"] is record["gflops"] is None
+
+
+def test_tuning_for_a_gpu_of_the_table(run, tmp_path):
+    status, out, err = run("tune", *TINY, *QUICK, "--target", "a10", "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert (record["evidence"], record["device"]["name"]) == ("estimated", "NVIDIA A10")
+    assert "no GPU" not in err
+
+    status, out, err = run("show", *TINY)
+    assert (status, err) == (0, "")
+    assert out.startswith("64 x 96 x 40 nn for NVIDIA A10: estimated, compiled and simulated\n")
+    assert "nothing was measured" in out
+    status, out, err = run("show")
+    assert (status, err) == (0, "")
+    assert len(out.splitlines()) == 2
+    assert "NVIDIA A10  64 x 96 x 40 nn  estimated  -   -        -          2 of " in out
+
+    status, text, err = run("emit", *TINY, "--target", "a10", "--estimated")
+    assert (status, err) == (0, "")
+    assert text.startswith("// sgemm: ")
+    status, same, err = run("emit", *TINY, "--target", "a10")
+    assert (status, same) == (0, text)
+    assert err == "no measured record: this is the estimated one, whose speed nobody measured\n"
+
+
+def test_tuning_on_a_gpu_that_was_asked_for_without_one(tmp_path):
+    status, out, err = run_elsewhere("tune", *TINY, "--device", "0", "--cache", str(tmp_path))
     assert (status, out, err.count("\n")) == (1, "", 1), err
     assert err.startswith("autotune: ")
     assert "GPU" in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([*H200, "--device", "0"], "--device is a GPU here and --target one"),
+        (["--target", "voodoo2"], "target 'voodoo2' is not in the table: "),
+        ([*H200, "--cold"], "--cold is for measuring, and nothing is measured with --target: leave it out"),
+        ([*H200, "--strategy", "tpe"], "--strategy is for measuring, and nothing is measured with --target"),
+    ],
+)
+def test_tuning_for_a_gpu_of_the_table_with_what_needs_one(refuse, words, says):
+    assert refuse("tune", *CUBE, *words).startswith(says)
+
+
+def test_no_estimated_record_names_the_command_that_makes_one(refuse):
+    told = refuse("emit", *TINY, "--target", "a10", "--estimated", code=1)
+    assert told.startswith(
+        "no estimated record of 64 x 96 x 40 nn on NVIDIA A10: "
+        "run 'autotune tune --m 64 --n 96 --k 40 --target a10'"
+    )
+    told = refuse("emit", *TINY, "--preset", "tiny_block", "--estimated")
+    assert told == "--estimated names a record, --preset and --config a config: give one of them"
 
 
 def test_tuning_without_nvrtc(tmp_path):
@@ -388,3 +456,39 @@ def test_emit_writes_the_kernel_of_a_preset_and_of_the_same_config(run, tmp_path
     )[1]
     assert "stages3" in changed
     assert "acc += reg_m x reg_n, row by row." in changed
+
+
+# -- explain --
+
+SMALL = ("--m", "256", "--n", "256", "--k", "128", "--target", "h200")
+
+
+def test_explain_a_preset(run):
+    status, out, err = run("explain", "tiny_block", *SMALL)
+    assert (status, err) == (0, "")
+    assert "tiny_block is limited by" in out
+    assert "blocks per SM" in out
+
+
+def test_explain_two_as_json(run, tmp_path):
+    svg = tmp_path / "roofline.svg"
+    status, out, err = run("explain", "tiny_block", "small_block", *SMALL, "--json", "--svg", str(svg))
+    assert (status, err) == (0, "")
+    assert [found["title"] for found in json.loads(out)] == ["tiny_block", "small_block"]
+    assert svg.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("nothing",), 2, "'nothing' is no preset, config file or 'record': presets are long_block"),
+        (("a", "b", "c"), 2, "one or two kernels, not 3"),
+        (("record",), 1, "no record of 256 x 256 x 128 nn on NVIDIA H200: run 'autotune tune"),
+        (('{"BM": 64}',), 2, "the config misses TM"),
+    ],
+)
+def test_explain_refuses_in_one_line(run, words, status, says):
+    found, out, err = run("explain", *words, *SMALL)
+    assert (found, out) == (status, "")
+    assert says in err
+    assert err.count("\n") == 1

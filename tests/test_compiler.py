@@ -308,3 +308,4 @@ def test_pool_without_workers_is_refused() -> None:
 
 def test_default_workers_leaves_one_cpu() -> None:
     assert 1 <= default_workers() <= min(compiler.MAX_WORKERS, max(1, len(os.sched_getaffinity(0)) - 1))
+    assert default_workers() <= default_workers(spare=0) <= default_workers() + 1

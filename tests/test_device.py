@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 import types
 
 import pytest
 
-from autotune.device import Device, current_device, known_devices, named_device
+from autotune.device import Device, current_device, has_gpu, known_devices, named_device
 from autotune.errors import DeviceError, UsageError
 from autotune.nvrtc import nvrtc
 
@@ -171,7 +172,7 @@ def test_a_gpu_that_is_too_old(with_runtime):
         (
             12080,
             "cudaErrorInsufficientDriver: x",
-            r"supports CUDA 12, but this CuPy .* CUDA 13: .*cuda\[?cuda12",
+            r"supports CUDA 12, but this CuPy .* CUDA 13: update the driver, or pip install .*\[cuda12\]",
         ),
         (13000, "cudaErrorNoDevice: no CUDA-capable device", r"^no GPU can be used \(cudaErrorNoDevice\)"),
     ],
@@ -186,5 +187,24 @@ def test_why_there_is_no_gpu(with_runtime, driver, why, says):
 def test_without_cupy_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    with pytest.raises(DeviceError, match=r"^CuPy cannot be imported .*autotune-cuda\[cuda13\]"):
+    monkeypatch.setattr("autotune.device.has_gpu", lambda: True)
+    with pytest.raises(DeviceError, match=r"^CuPy cannot be imported .*: pip install .*\[cuda13\]"):
         current_device(0)
+    monkeypatch.setattr("autotune.device.has_gpu", lambda: False)
+    with pytest.raises(DeviceError, match=r"^there is no NVIDIA driver"):  # CuPy would be of no use
+        current_device(0)
+
+
+@pytest.mark.parametrize(("answer", "there"), [(0, True), (34, False), (35, True), (100, False), (803, True)])
+def test_a_gpu_that_cannot_be_used_is_there_all_the_same(monkeypatch, answer, there):
+    """CUresult: success, stub library, driver too old, no device, driver mismatch."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(cuInit=lambda flags: answer))
+    assert has_gpu() == there
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch):
+    def absent(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert not has_gpu()

@@ -125,6 +125,37 @@ def test_an_error_of_the_start_is_raised_as_it_was():
         gpu.ready()
 
 
+@pytest.fixture
+def starts(tmp_path, monkeypatch):
+    """Count starts of a counting stub, which are retried without a long pause."""
+    monkeypatch.setenv("STUB_GPU", str(tmp_path / "pids"))
+    monkeypatch.setattr("autotune.gpu.worker.RETRY_SECONDS", 0.01)
+    return lambda: len((tmp_path / "pids").read_text().split())
+
+
+def test_a_restart_that_fails_is_tried_again(starts):
+    with worker("stub_gpu:fails_twice_after_the_first") as gpu:
+        assert kinds(measure(gpu, "1.0", "crash", "2.0")) == [1.0, "crash", 2.0]
+        assert starts() == 4
+        assert kinds(gpu.finals(entries("1.0", "crash"), 20).outcomes.values()) == [1.0, "crash"]
+
+
+def test_a_restart_in_the_finals_that_fails_is_tried_again(starts):
+    with worker("stub_gpu:fails_twice_after_the_first") as gpu:
+        finals = gpu.finals(entries("1.0", "poison a", "poison b"), 20)
+    assert kinds(finals.outcomes.values()) == [1.0, "crash", "crash"]
+    assert starts() == 5
+
+
+def test_a_restart_that_fails_three_times_is_the_error_it_was(starts):
+    with (
+        worker("stub_gpu:fails_after_the_first") as gpu,
+        pytest.raises(DeviceError, match=r"^64 x 64 x 64 nn needs 2 bytes"),
+    ):
+        measure(gpu, "1.0", "crash", "2.0")
+    assert starts() == 4
+
+
 def test_a_worker_that_cannot_start_is_a_device_error():
     with (
         worker("stub_gpu:never_starts") as gpu,

@@ -24,6 +24,7 @@ from autotune.errors import REJECTION_KINDS, RecordError
 from autotune.problem import Problem
 from autotune.records.files import Record, RecordedDevice, from_json, to_json
 from autotune.records.schema import OUTCOMES
+from autotune.space import Config
 
 H200 = named_device("h200")
 PROBLEM = Problem(4096, 4096, 4096)
@@ -440,27 +441,35 @@ def test_concurrent_writers_never_show_a_torn_file(tmp_path: Path) -> None:
 # --- the match rule ---
 
 
+def rendered(code: str, launch: render.Launch) -> render.Source:
+    return render.Source("sgemm", Config({}), PROBLEM, "", "sgemm", launch, code, "t" * 64)
+
+
 def test_serves() -> None:
     record = make_record()
-    digest = record.code_digest
-    assert records.serves(record, H200, PROBLEM, digest) is None
+    launch = render.Launch(record.launch.grid, record.launch.block, record.launch.shared_bytes)
+    same = rendered(record.code_digest, launch)
+    assert records.serves(record, H200, PROBLEM, same) is None
     renamed = dataclasses.replace(H200, name="NVIDIA H200 NVL", l2_bytes=1, shared_per_block=1)
-    assert records.serves(record, renamed, PROBLEM, digest) is None
-    for device, problem, code, why in (
-        (H200, Problem(4096, 4096, 4096, beta=1), digest, "the record is for beta 0, not 1"),
-        (H200, Problem(4096, 512, 4096), digest, "the record is for n 4096, not 512"),
-        (H200, Problem(4096, 4096, 4096, "tn"), digest, "the record is for layout nn, not tn"),
-        (named_device("a100"), PROBLEM, digest, "the record is for compute capability 9.0, not 8.0"),
-        (dataclasses.replace(H200, sm_count=114), PROBLEM, digest, "the record is for 132 SMs, not 114"),
+    assert records.serves(record, renamed, PROBLEM, same) is None
+    other_code = rendered("d" * 64, launch)
+    other_launch = rendered(record.code_digest, dataclasses.replace(launch, grid=(1, 1, 1)))
+    for device, problem, source, why in (
+        (H200, Problem(4096, 4096, 4096, beta=1), same, "the record is for beta 0, not 1"),
+        (H200, Problem(4096, 512, 4096), same, "the record is for n 4096, not 512"),
+        (H200, Problem(4096, 4096, 4096, "tn"), same, "the record is for layout nn, not tn"),
+        (named_device("a100"), PROBLEM, same, "the record is for compute capability 9.0, not 8.0"),
+        (dataclasses.replace(H200, sm_count=114), PROBLEM, same, "the record is for 132 SMs, not 114"),
         (
             dataclasses.replace(H200, mig="1g.18gb"),
             PROBLEM,
-            digest,
+            same,
             "the record is for a whole GPU, not 1g.18gb",
         ),
-        (H200, PROBLEM, "d" * 64, "the record is stale: its config rendered to code aaaaaaaaaaaa then"),
+        (H200, PROBLEM, other_code, "the record is stale: its config rendered to code aaaaaaaaaaaa then"),
+        (H200, PROBLEM, other_launch, "the record is stale: its kernel was launched as"),
     ):
-        found = records.serves(record, device, problem, code)
+        found = records.serves(record, device, problem, source)
         assert found is not None
         assert found.startswith(why)
 

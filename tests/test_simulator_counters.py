@@ -148,7 +148,7 @@ def test_divergence_counts_warps_and_threads(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_async_copies_are_counted_apart(arch: str) -> None:
+def test_async_copies_are_counted_as_loads_and_apart(arch: str) -> None:
     text = """extern "C" __global__ void k(const float* a, float* b) {
         __shared__ __align__(16) float s[256];
         unsigned to = (unsigned)__cvta_generic_to_shared(s + threadIdx.x * 4);
@@ -163,5 +163,5 @@ def test_async_copies_are_counted_apart(arch: str) -> None:
     np.testing.assert_array_equal(b, a[:64])
     assert found[SECTORS.format("ldgsts")] == 32
     assert found[REQUESTS.format("ldgsts")] == 2
-    assert found[SECTORS.format("ld")] == 0
+    assert found[SECTORS.format("ld")] == 32  # as the hardware counts
     assert found[WAVEFRONTS.format("ldgsts")] == 8

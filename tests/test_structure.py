@@ -18,6 +18,7 @@ ROWS = """
     problem
     device
     account occupancy
+    roofline
     estimate
     expression
     spacefile
@@ -26,15 +27,19 @@ ROWS = """
     process
     nvrtc
     compiler
+    sass
     simulator
     timing verify
+    proof
     gpu
     records
+    explain
     search
     progress
     pipeline
-    tuner
+    tuner foresight
     kernel
+    ladder
     cli
     __main__
 """
@@ -79,7 +84,7 @@ def test_a_module_imports_only_from_rows_above_it(name):
         assert above == part or ORDER[above] < ORDER[part], f"{name} imports {other}"
 
 
-@pytest.mark.parametrize("package", ["simulator", "gpu", "records", "cli"])
+@pytest.mark.parametrize("package", ["simulator", "gpu", "records", "ladder", "cli"])
 def test_the_modules_of_a_package_import_each_other_in_one_direction(package):
     inside = {
         name: {other for other in imported(TREES[name]) if other.startswith(f"{package}.")}

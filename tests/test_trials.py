@@ -93,14 +93,17 @@ def test_every_torn_end_is_read_and_continued(tmp_path: Path) -> None:
 
 def test_a_torn_header_is_refused_by_reading_and_replaced_by_writing(tmp_path: Path) -> None:
     path = tmp_path / "x.trials.jsonl"
-    for content in (b"{", b"\xff\n", b"[]\n", b'{"schema": 1}\n', b"\n", b'{"schema": 2}\n'):
+    contents = (b"{", b"\xff\n", b"[]\n", b'{"schema": 1}\n', b"\n", b'{"schema": 2}\n')
+    for number, content in enumerate(contents, 1):
         path.write_bytes(content)
         with pytest.raises(RecordError, match=r"x\.trials\.jsonl"):
             read_trials(path)
         with TrialLog(path, HEADER) as log:
             log.append({"number": 1})
         assert read_trials(path) == (HEADER, [{"number": 1}])
-        assert (tmp_path / "x.old.trials.jsonl").read_bytes() == content
+        kept = tmp_path / f"x.old{number if number > 1 else ''}.trials.jsonl"
+        assert kept.read_bytes() == content
+        path.unlink()
 
 
 def test_an_empty_file_is_not_a_log(tmp_path: Path) -> None:
@@ -129,6 +132,16 @@ def test_a_bad_header_is_refused_before_it_is_written(tmp_path: Path) -> None:
         log.append({"number": 1})
     with pytest.raises(RecordError):
         read_trials(path)
+
+
+def test_headers_that_alternate_lose_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    other = dataclasses.replace(HEADER, space_digest="f" * 64)
+    for number in range(4):
+        with TrialLog(path, (HEADER, other)[number % 2]) as log:
+            log.append({"number": number})
+    kept = [read_trials(each)[1][0]["number"] for each in sorted(tmp_path.iterdir())]
+    assert sorted(kept) == [0, 1, 2, 3]
 
 
 def test_an_unwritable_folder_names_the_remedy(tmp_path: Path) -> None:

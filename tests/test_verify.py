@@ -7,11 +7,9 @@ import pytest
 
 from autotune.problem import LAYOUTS, Problem
 from autotune.verify import (
-    CHECK_ALPHA,
-    CHECK_BETA,
     Deviation,
     Projection,
-    check_beta,
+    draw_scalars,
     error_bound,
     judge,
     projection_limit,
@@ -20,6 +18,11 @@ from autotune.verify import (
 )
 
 M, N = 24, 20
+ALPHA, BETA = 0.8125, -0.5625
+
+
+def beta_of(problem):
+    return BETA if problem.beta else 0.0
 
 
 def operands(problem, seed=0):
@@ -36,12 +39,12 @@ def multiplied(problem, a, b, c0):
     total = np.zeros(problem.c_shape, np.float32)
     for index in range(problem.k):
         total += np.outer(op_a[:, index], op_b[index])
-    total *= np.float32(CHECK_ALPHA)
-    return total if c0 is None else total + np.float32(CHECK_BETA) * c0
+    total *= np.float32(ALPHA)
+    return total if c0 is None else total + np.float32(BETA) * c0
 
 
 def verdict(problem, inputs, c):
-    return verify_numpy(problem, *inputs, c, CHECK_ALPHA, check_beta(problem))
+    return verify_numpy(problem, *inputs, c, ALPHA, beta_of(problem))
 
 
 @pytest.mark.parametrize("beta", [0, 1])
@@ -78,18 +81,18 @@ def all_zero(problem, inputs, c):
 
 def last_k_missing(problem, inputs, c):
     a, b, _ = inputs
-    c -= np.float32(CHECK_ALPHA) * np.outer(a[:, -1], b[-1])
+    c -= np.float32(ALPHA) * np.outer(a[:, -1], b[-1])
 
 
 def alpha_ignored(problem, inputs, c):
-    c /= np.float32(CHECK_ALPHA)
+    c /= np.float32(ALPHA)
 
 
 def tf32(problem, inputs, c):
     def rounded(x):
         return ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
 
-    c[:] = CHECK_ALPHA * (rounded(inputs[0]).astype(np.float64) @ rounded(inputs[1]).astype(np.float64))
+    c[:] = ALPHA * (rounded(inputs[0]).astype(np.float64) @ rounded(inputs[1]).astype(np.float64))
 
 
 @pytest.mark.parametrize("k", [1, 7, 4096])
@@ -123,7 +126,7 @@ def test_beta_ignored_fails():
     inputs = operands(problem)
     c = multiplied(problem, *inputs)
     assert verdict(problem, inputs, c).ok
-    assert not verdict(problem, inputs, c - np.float32(CHECK_BETA) * inputs[2]).ok
+    assert not verdict(problem, inputs, c - np.float32(BETA) * inputs[2]).ok
 
 
 def test_zero_operands_are_no_error():
@@ -135,6 +138,58 @@ def test_zero_operands_are_no_error():
     assert not verdict(problem, zeros, np.full(problem.c_shape, 1e-30, np.float32)).ok
 
 
+@pytest.mark.parametrize("beta", [0, 1])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (1, 1, 2), (1, 1, 256), (2, 1, 64)])
+def test_terms_that_cancel_in_a_small_c_are_no_error(m, n, k, beta):
+    problem = Problem(m, n, k, beta=beta)
+    smallest = math.inf
+    for seed in range(400):
+        inputs = operands(problem, seed)
+        c = multiplied(problem, *inputs)
+        outcome = verdict(problem, inputs, c)
+        assert outcome.ok, outcome.why
+        smallest = min(smallest, abs(c).max())
+    assert smallest < 0.05 * math.sqrt(k)  # some did cancel
+
+
+def test_one_small_element_is_checked_as_strictly_as_a_usual_one():
+    k = 256
+    problem = Problem(1, 1, k)
+    for seed in range(20):
+        inputs = operands(problem, seed)
+        c = multiplied(problem, *inputs)
+        usual = ALPHA * math.sqrt(k)
+        assert not verdict(problem, inputs, c + np.float32(4 * error_bound(k) * usual)).ok
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 1), (8, 8, 2), (8, 8, 256), (24, 20, 4096)])
+def test_the_error_of_some_dozens_of_elements_is_relative_to_their_norm(m, n, k, beta):
+    problem = Problem(m, n, k, beta=beta)
+    for seed in range(20):
+        inputs = operands(problem, seed)
+        reference = ALPHA * (inputs[0].astype(np.float64) @ inputs[1].astype(np.float64))
+        reference += BETA * inputs[2].astype(np.float64) if beta else 0.0
+        wrong = (1.001 * reference).astype(np.float32)
+        outcome = verdict(problem, inputs, wrong)
+        assert outcome.error == pytest.approx(
+            np.linalg.norm(wrong - reference) / np.linalg.norm(reference), rel=1e-12
+        )
+
+
+def test_scalars_are_exact_and_no_number_that_a_kernel_assumes():
+    random = np.random.default_rng(0)
+    drawn = [draw_scalars(Problem(M, N, 8, beta=1), random) for _ in range(200)]
+    for scalar in (scalar for pair in drawn for scalar in pair):
+        assert float(np.float32(scalar)) == scalar
+        assert 0.5 < abs(scalar) < 1.5
+        assert abs(scalar) != 1
+    assert all(len(set(scalars)) == 16 for scalars in zip(*drawn, strict=True))
+    assert draw_scalars(Problem(M, N, 8), random)[1] == 0
+    again = np.random.default_rng(0)
+    assert [draw_scalars(Problem(M, N, 8, beta=1), again) for _ in range(200)] == drawn
+
+
 def test_bound_is_four_unit_roundoffs_times_root_k():
     assert error_bound(1) == 4 * 2.0**-24
     assert error_bound(4096) == 64 * error_bound(1)
@@ -142,14 +197,14 @@ def test_bound_is_four_unit_roundoffs_times_root_k():
 
 @pytest.mark.parametrize(("worst", "ok"), [(0.99, True), (1.01, False), (math.inf, False), (math.nan, False)])
 def test_projection_decides_where_samples_see_nothing(worst, ok):
-    right = Deviation(0.0, 1.0, 0.0, 0, 0, 1.0)
+    right = Deviation(0.0, 1.0, 1.0, 0.0, 0, 0, 1.0)
     outcome = judge(64, [right, right], Projection(worst, 17), "test")
     assert outcome.ok is ok
     assert ok or "row 17" in outcome.why
 
 
 def test_nan_squares_never_pass():
-    assert not judge(64, [Deviation(math.nan, 1.0, 0.0, 0, 0, 1.0)], None, "test").ok
+    assert not judge(64, [Deviation(math.nan, 1.0, 1.0, 0.0, 0, 0, 1.0)], None, "test").ok
 
 
 @pytest.mark.parametrize("beta", [0, 1])
@@ -160,14 +215,12 @@ def test_projection_limit_is_beyond_rounding_but_near_it(m, n, k, beta):
     c = multiplied(problem, a, b, c0)
     x = projection_vector(n, 1)
     start = np.zeros((m, n)) if c0 is None else c0.astype(np.float64)
-    exact = CHECK_ALPHA * (a.astype(np.float64) @ (b.astype(np.float64) @ x)) + check_beta(problem) * (
-        start @ x
-    )
+    exact = ALPHA * (a.astype(np.float64) @ (b.astype(np.float64) @ x)) + beta_of(problem) * (start @ x)
     limit = projection_limit(
-        CHECK_ALPHA,
+        ALPHA,
         np.linalg.norm(a.astype(np.float64), axis=1),
         float(np.linalg.norm(b * x)),
-        check_beta(problem),
+        beta_of(problem),
         np.linalg.norm(start * x, axis=1),
     )
     ratio = abs(c.astype(np.float64) @ x - exact) / limit

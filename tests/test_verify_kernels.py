@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from host_gpu import HostGpu, NumpyKernels
 
-from autotune.gpu.verify_kernels import Matrix, Place, VerifyKernels, Worst, compile_kernels, split
+from autotune.gpu.verify_kernels import (
+    COMPARED_WORDS,
+    Matrix,
+    Place,
+    VerifyKernels,
+    Worst,
+    compile_kernels,
+    split,
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +105,9 @@ def compared(gpu, kernels, c, wrong=lambda c: None):
     gpu.upload(where.expected, c[[0, m - 1]].astype(np.float64) + 1e-9)
     gpu.upload(where.limit, np.full(2 * n, 2.0))
     wrong(c)
-    found = gpu.array(np.zeros(3, np.uint64))
+    found = gpu.array(np.zeros(COMPARED_WORDS, np.uint64))
     kernels.compare(Matrix(gpu.array(c), m, n, n, 1), where, found)
-    words = gpu.download(found, 3, np.uint64)
+    words = gpu.download(found, COMPARED_WORDS, np.uint64)
     return Worst.unpack(int(words[0])), *words[1:].view(np.float64)
 
 
@@ -110,11 +118,12 @@ def test_compare_sums_squares_and_finds_the_worst(gpu, kernels):
     def one_wrong(c):
         c[8, 123] += 1
 
-    worst, errors, references = compared(gpu, kernels, c, one_wrong)
+    worst, errors, references, limits = compared(gpu, kernels, c, one_wrong)
     assert worst.index == 300 + 123
     assert worst.ratio == pytest.approx(0.5, rel=1e-6)
     assert errors == pytest.approx(1, rel=1e-6)
     assert references == pytest.approx(np.square(clean[[0, 8]].astype(np.float64)).sum(), rel=1e-6)
+    assert limits == 2 * 300 * 2.0**2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -122,18 +131,18 @@ def test_compare_counts_nan_and_infinity_as_infinitely_wrong(gpu, kernels, value
     def poison(c):
         c[0, 5] = value
 
-    worst, errors, _ = compared(gpu, kernels, normal(3, 40), poison)
+    worst, errors, *_ = compared(gpu, kernels, normal(3, 40), poison)
     assert worst == Worst(math.inf, 5)
     assert not errors < 1e30
 
 
 def test_compare_of_equal_values_finds_nothing(gpu, kernels):
     where = place(gpu, [1], [0, 1])
-    found = gpu.array(np.zeros(3, np.uint64))
+    found = gpu.array(np.zeros(COMPARED_WORDS, np.uint64))
     kernels.compare(Matrix(gpu.array(np.zeros((2, 2), np.float32)), 2, 2, 2, 1), where, found)
-    words = gpu.download(found, 3, np.uint64)
+    words = gpu.download(found, COMPARED_WORDS, np.uint64)
     assert Worst.unpack(int(words[0])).ratio == 0
-    assert words[1:].tolist() == [0, 0]
+    assert words[1:].tolist() == [0, 0, 0]
 
 
 def test_compare_projection(gpu, kernels):
@@ -170,14 +179,19 @@ def test_checksum_sees_any_changed_word_and_only_in_its_span(gpu, kernels):
     assert changed[1] == before[1]
 
 
-def test_changed_words_are_counted(gpu, kernels):
-    words = np.full(2000, 0xFFFFFFFF, np.uint32)
+def test_changed_words_of_guards_are_counted(gpu, kernels):
+    base = gpu.array(np.zeros(2000, np.uint32))
+    spans = gpu.array(np.array([[1, 1000], [1000, 1999]], np.int64))
+    kernels.fill_guards(base, spans, 2)
+    words = gpu.view(base, np.uint32)
+    assert np.isnan(words[1:1999].view(np.float32)).all()
+    assert len(set(words[1:1999].tolist())) == 1998
+    assert words[[0, 1999]].tolist() == [0, 0]
     words[[0, 3, 4, 999, 1000, 1999]] = 1
-    found = gpu.array(np.zeros(2, np.uint64))
-    kernels.count_changed(
-        gpu.array(words), gpu.array(np.array([[1, 1000], [1000, 1999]], np.int64)), 2, found
-    )
-    assert gpu.download(found, 2, np.uint64).tolist() == [3, 1]
+    for each in (kernels, NumpyKernels(gpu)):
+        found = gpu.array(np.zeros(2, np.uint64))
+        each.count_changed(base, spans, 2, found)
+        assert gpu.download(found, 2, np.uint64).tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("extent", [1, 15, 16, 255, 257, 4096, 500_000, 2**31 - 1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -15,6 +17,8 @@ COMMANDS = {  # name: (module, help); help stands here so that --help imports no
     "show": ("show", "Show a stored record and its finalists, or list all records."),
     "space": ("space", "Count a search space: what each rule removes, and why."),
     "emit": ("emit", "Print the CUDA source of a record, preset or config."),
+    "ladder": ("ladder", "Climb from the naive kernel to the tuned one, step by step."),
+    "explain": ("explain", "Say why a kernel is as fast as it is, or put two side by side."),
     "doctor": ("doctor", "Say what works on this machine, and what to install."),
 }
 
@@ -53,12 +57,17 @@ def cli(ctx: click.Context, debug: bool) -> None:
         click.echo(ctx.get_help())
 
 
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line; an error is one line on stderr.
 
     Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
     """
     debug = "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, _interrupt)  # a search ends the same way by kill as by Ctrl-C
     try:
         status = cli.main(standalone_mode=False, prog_name="autotune")
     except click.ClickException as error:
@@ -77,5 +86,10 @@ def main() -> None:
         status = error.exit_code
     except BrokenPipeError:
         sys.stderr.close()
+        status = 1
+    except OSError as error:
+        if debug:
+            raise
+        click.echo(f"autotune: {error}", err=True)
         status = 1
     sys.exit(status if isinstance(status, int) else 0)

@@ -10,6 +10,7 @@ import click
 
 from autotune.cli.options import json_option
 from autotune.errors import AutotuneError, Rejected
+from autotune.paths import install_command
 
 NEEDED_EVERYWHERE = ("NVRTC", "records")
 NEEDED_TO_TUNE = (*NEEDED_EVERYWHERE, "driver", "CuPy", "GPU")
@@ -48,7 +49,7 @@ def command(as_json: bool) -> None:
         click.echo(
             "this machine can tune"
             if ready
-            else "this machine cannot tune; space and emit work with --target"
+            else "this machine cannot measure; tune, space and emit work with --target"
         )
     if not all(finding.works for finding in findings if finding.part in NEEDED_EVERYWHERE):
         sys.exit(1)
@@ -116,7 +117,7 @@ def _gpu() -> list[Finding]:
                 "CuPy",
                 False,
                 f"cannot be imported ({error})",
-                "pip install 'autotune-cuda[cuda13]' (driver 580 or later) or 'autotune-cuda[cuda12]'",
+                f"{install_command('cuda13')} (driver 580 or later), or {install_command('cuda12')}",
             ),
             Finding("GPU", False, "not asked: CuPy is missing"),
         ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.options import cache_option, device_of, problem_options, space_option, target_options
-from autotune.errors import RecordMissing, UsageError
+from autotune.errors import RecordMissing, SpaceError, UsageError
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 @problem_options()
 @space_option
 @target_options
-@click.option("--preset", help="A preset of the space.")
+@click.option("--preset", help="A preset of the space, or a step of the ladder.")
 @click.option(
     "--config", "text", metavar="JSON|FILE", help="A config as JSON, or a file with one or a record."
 )
+@click.option("--estimated", is_flag=True, help="The estimated record, even where one is measured.")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a parameter; repeatable.")
 @cache_option
 def command(
@@ -37,46 +38,98 @@ def command(
     target: str | None,
     preset: str | None,
     text: str | None,
+    estimated: bool,
     changes: tuple[str, ...],
     root: Path | None,
 ) -> None:
-    """Print the CUDA source of the stored winner, or of a preset or config."""
+    """Print the CUDA source of the stored winner, or of a preset or config.
+
+    Where no winner was measured it is the estimated one, which a line on stderr says.
+    """
     from autotune.render import render
     from autotune.space import Space
 
     space = Space.load(space_name)
     if preset is not None and text is not None:
         raise UsageError("--preset and --config both name a config: give one of them")
-    stated = _preset(space, preset) if preset is not None else _parsed(text) if text is not None else None
+    if estimated and (preset is not None or text is not None):
+        raise UsageError("--estimated names a record, --preset and --config a config: give one of them")
+    stated = None if text is None else parsed_config(text)
+    if preset is not None:
+        space, stated = _preset(space, preset)
     changed = dict(map(_change, changes))
     if stated is not None:
         space.config(stated | changed)  # before the device is asked: its answer may take a while
     device, note = device_of(ordinal, target)
-    values = stated if stated is not None else _stored(space, problem, device, root)
+    values = stated
+    if values is None:
+        values, fallback = _stored(space, problem, device, estimated, root)
+        note = "\n".join(filter(None, (note, fallback)))
+    elif preset is not None:
+        values, adapted = _fitted(space, values | changed, changed, problem, device)
+        note = "\n".join(filter(None, (note, adapted)))
     source = render(space, space.config(values | changed), problem, device)
     click.echo(source.text, nl=False)
     if note:
         click.echo(note, err=True)
 
 
-def _preset(space: Space, name: str) -> dict[str, Any]:
-    if name not in space.presets:
-        raise UsageError(
-            f"preset {name!r} is unknown: {space.family} has {', '.join(space.presets) or 'none'}"
-        )
-    return dict(space.presets[name])
+def _preset(space: Space, name: str) -> tuple[Space, dict[str, Any]]:
+    """Find a preset of the space, or a step of the ladder, whose family may be another."""
+    for table in (space.presets, space.ladder):
+        if name in table:
+            return space, dict(table[name])
+    have = ", ".join(space.presets) or "none"
+    if space.family == "sgemm":
+        from autotune.ladder import configured_steps, step_config
+
+        if name in configured_steps():
+            other, config = step_config(name)
+            return other, dict(config)
+        have += f"; steps of the ladder are {', '.join(configured_steps())}"
+    raise UsageError(f"preset {name!r} is unknown: {space.family} has {have}")
 
 
-def _stored(space: Space, problem: Problem, device: Device, root: Path | None) -> dict[str, Any]:
+def _fitted(
+    space: Space, values: dict[str, Any], changed: dict[str, Any], problem: Problem, device: Device
+) -> tuple[dict[str, Any], str]:
+    """Fit a preset to the problem, but for what the user has changed, and say what was adapted."""
+    from autotune.space import ADAPTABLE, adaptation
+
+    config = space.config(values)
+    try:
+        fitted = space.fitted(config, problem, device, set(ADAPTABLE) - changed.keys())
+    except SpaceError:
+        return values, ""  # rendering says which constraints are broken
+    return dict(fitted), adaptation(config, fitted)
+
+
+def _stored(
+    space: Space, problem: Problem, device: Device, estimated: bool, root: Path | None
+) -> tuple[dict[str, Any], str]:
+    """Give a record's config, and a note when none was measured: then it is the estimated one."""
     from autotune import records
 
-    record = records.find(device, space.family, problem, root=root)
+    note = ""
+    record = None if estimated else records.find(device, space.family, problem, root=root)
+    if record is None:
+        record = records.find(device, space.family, problem, root=root, estimated=True)
+        note = (
+            "" if estimated else "no measured record: this is the estimated one, whose speed nobody measured"
+        )
     if record is None:
         raise RecordMissing(
-            f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
+            f"no {'estimated ' if estimated else ''}record of {problem} on {device.name}: "
+            f"run 'autotune tune {problem.cli_flags()}{_for(device) if estimated else ''}', "
             "or give --preset or --config"
         )
-    return dict(record.config)
+    return dict(record.config), note
+
+
+def _for(device: Device) -> str:
+    from autotune.device import known_devices
+
+    return next((f" --target {key}" for key, each in known_devices().items() if each.slug == device.slug), "")
 
 
 def _change(text: str) -> tuple[str, int | str]:
@@ -87,7 +140,7 @@ def _change(text: str) -> tuple[str, int | str]:
     return name, int(value) if _INTEGER.fullmatch(value) else value
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed_config(text: str) -> dict[str, Any]:
     """Read a config from JSON text or a file; a record gives its config."""
     try:
         content = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))

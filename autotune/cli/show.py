@@ -29,9 +29,10 @@ def command(problem: Problem | None, family: str, root: Path | None, as_json: bo
     from autotune.paths import cache_dir
 
     folder = root or cache_dir()
-    pattern = "*/*.json" if problem is None else f"*/{escape(family)}_{problem.key}.json"
+    name = "*.json" if problem is None else f"{escape(family)}_{problem.key}.json"
+    estimated = sorted(folder.glob(f"*/estimated/{name}"))
     found = []
-    for path in sorted(folder.glob(pattern)):
+    for path in [*sorted(folder.glob(f"*/{name}")), *estimated]:
         try:
             found.append(records.read(path))
         except RecordError as error:
@@ -58,11 +59,12 @@ def _list(found: list[Record], folder: Path) -> None:
         return
     from autotune.cli.tables import make_console, make_table
 
-    table = make_table("device", "problem", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created")
+    table = make_table("device", "problem", "evidence", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created")
     for record in found:
         table.add_row(
             record.device.name,
             str(record.problem),
+            record.evidence,
             f"{record.timing.median_ms:.5g}" if record.timing else "-",
             f"{record.gflops / 1000:.2f}" if record.gflops else "-",
             f"{record.vs_cublas:.3f}" if record.vs_cublas else "-",

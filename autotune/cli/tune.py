@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import cache_option, json_option, problem_options, space_option
+from autotune.cli.options import cache_option, json_option, problem_options, space_option, target_options
+from autotune.device import Device, has_gpu, named_device
+from autotune.errors import UsageError
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
@@ -22,61 +24,104 @@ LOG_EVERY_S = 10.0
 
 @click.command()
 @problem_options()
-@click.option("--budget", default="60s", show_default=True, help="Time (60s, 5m) or candidates (300).")
+@click.option("--budget", help="Time (60s, 5m) or candidates (300); default: 60s, 45s without a GPU.")
 @space_option
-@click.option("--strategy", default="tpe", show_default=True, help="tpe, random or exhaustive.")
+@click.option("--strategy", help="tpe (the default), random or exhaustive.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search's random choices.")
-@click.option("--device", "ordinal", type=int, default=0, show_default=True, help="CUDA ordinal of the GPU.")
+@target_options
 @click.option(
-    "--workers", type=click.IntRange(1, 256), help="Compiling processes; default: all cores but one."
+    "--workers",
+    type=click.IntRange(1, 256),
+    help="Compiling processes; default: all cores but the GPU's one.",
 )
 @click.option("--cold", is_flag=True, help="Time with operands that are not in the L2 cache.")
 @cache_option
 @json_option
 def command(
     problem: Problem,
-    budget: str,
+    budget: str | None,
     space_name: str,
-    strategy: str,
+    strategy: str | None,
     seed: int,
-    ordinal: int,
+    ordinal: int | None,
+    target: str | None,
     workers: int | None,
     cold: bool,
     root: Path | None,
     as_json: bool,
 ) -> None:
-    """Search for the fastest kernel of a problem, verify it, compare it with cuBLAS, and store it."""
+    """Search for the fastest kernel of a problem, verify it, compare it with cuBLAS, and store it.
+
+    With --target, or where there is no GPU, nothing is measured: the kernel is chosen by a static estimate of
+    candidates compiled for that GPU, proven right in a simulator, and stored as estimated.
+    """
+    from autotune.foresight import BUDGET, foresee
+    from autotune.search import require_strategy
     from autotune.space import Space
     from autotune.tuner import tune
 
     space = Space.load(space_name)
+    require_strategy("tpe" if strategy is None else strategy)
+    absent, note = _absent(ordinal, target)
+    if absent is not None and (strategy or cold):
+        option, why = "--strategy" if strategy else "--cold", "with --target" if target else "without a GPU"
+        raise UsageError(f"{option} is for measuring, and nothing is measured {why}: leave it out")
     board = Board() if sys.stderr.isatty() else Log()
     started = time.monotonic()
     try:
         with board:
-            record = tune(
-                problem,
-                space=space,
-                budget=budget,
-                seed=seed,
-                strategy=strategy,
-                ordinal=ordinal,
-                workers=workers,
-                cold=cold,
-                root=root,
-                watch=board.watch,
-            )
+            if absent is not None:
+                record = foresee(
+                    problem,
+                    absent,
+                    space=space,
+                    budget=BUDGET if budget is None else budget,
+                    seed=seed,
+                    workers=workers,
+                    root=root,
+                    watch=board.watch,
+                )
+            else:
+                record = tune(
+                    problem,
+                    space=space,
+                    budget="60s" if budget is None else budget,
+                    seed=seed,
+                    strategy=strategy or "tpe",
+                    ordinal=ordinal or 0,
+                    workers=workers,
+                    cold=cold,
+                    root=root,
+                    watch=board.watch,
+                )
     except KeyboardInterrupt:
-        click.echo("what was measured so far is kept in the trials file", err=True)
+        click.echo("what became of each candidate so far is kept in the trials file", err=True)
         raise
-    from autotune.records.files import record_path, to_json
+    from autotune.records.files import find, record_path, to_json
 
     if as_json:
         click.echo(to_json(record))
-        return
-    click.echo(summary(record))
-    path = record_path(record.device, record.family, record.problem, root=root)
-    click.echo(f"stored in {path} after {time.monotonic() - started:.1f} s")
+    else:
+        click.echo(summary(record))
+        path = record_path(
+            record.device, record.family, record.problem, root=root, estimated=absent is not None
+        )
+        click.echo(f"stored in {path} after {time.monotonic() - started:.1f} s")
+    if note:
+        click.echo(note, err=True)
+    if absent is not None and find(absent, record.family, problem, root=root) is not None:
+        click.echo("a measured record of this problem is stored too: it is the one that is served", err=True)
+
+
+def _absent(ordinal: int | None, target: str | None) -> tuple[Device | None, str]:
+    """Choose the GPU to foresee for, None to measure on one here; and what to tell behind the answer."""
+    if target is not None:
+        if ordinal is not None:
+            raise UsageError("--device is a GPU here and --target one of the table: give one of them")
+        return named_device(target), ""
+    if ordinal is not None or has_gpu():
+        return None, ""
+    return named_device("h200"), "no GPU here: this is for an NVIDIA H200 (see --target)"
 
 
 def summary(record: Record) -> str:
@@ -84,26 +129,35 @@ def summary(record: Record) -> str:
     from autotune.space import Config
 
     timing, search = record.timing, record.search
-    if timing is None or record.gflops is None:
-        return f"{record.problem} for {record.device.name}: estimated, not measured"
-    compared = "; cuBLAS is not installed, so not compared"
-    if record.cublas and record.vs_cublas:
-        compared = f", {record.vs_cublas:.3f} x cuBLAS ({record.cublas.median_ms:.6g} ms)"
-    low, _, high = timing.quantiles
     needs, launch, verified = record.resources, record.launch, record.verification
     rate = search.seen / max(search.seconds, 1e-9)
-    lines = [
-        f"{record.problem} on {record.device.name}: {timing.median_ms:.6g} ms, "
-        f"{record.gflops / 1000:.2f} TFLOP/s{compared}",
+    config = [
         f"  config    {Config(record.config).id}",
         f"  needs     {needs.registers} registers, {needs.spill_bytes} bytes spilled, "
         f"{launch.shared_bytes + needs.shared_bytes} bytes of shared memory, "
         f"{launch.block[0]} threads in {launch.grid[0]} blocks",
-        f"  timing    10-90 % of {timing.repeats} samples: {low:.6g} to {high:.6g} ms, {timing.l2} L2, "
-        f"{timing.method}{', noisy' if timing.noisy else ''}",
+    ]
+    found = [
         f"  verified  relative error {verified.error:.2g} (bound {verified.bound:.2g}): {verified.inputs}",
         f"  search    {search.strategy}, {search.seen} of {search.legal} candidates "
         f"in {search.seconds:.1f} s ({rate:.1f} per second): {_counts(search.outcomes)}",
+    ]
+    if timing is None or record.gflops is None:
+        head = f"{record.problem} for {record.device.name}: estimated, compiled and simulated"
+        command = f"autotune tune {record.problem.cli_flags()}"
+        last = f"  missing   nothing was measured: run '{command}' on a machine with this GPU"
+        return "\n".join([head, *config, *found, last])
+    compared = "; cuBLAS is not installed, so not compared"
+    if record.cublas and record.vs_cublas:
+        compared = f", {record.vs_cublas:.3f} x cuBLAS ({record.cublas.median_ms:.6g} ms)"
+    low, _, high = timing.quantiles
+    lines = [
+        f"{record.problem} on {record.device.name}: {timing.median_ms:.6g} ms, "
+        f"{record.gflops / 1000:.2f} TFLOP/s{compared}",
+        *config,
+        f"  timing    10-90 % of {timing.repeats} samples: {low:.6g} to {high:.6g} ms, {timing.l2} L2, "
+        f"{timing.method}{', noisy' if timing.noisy else ''}",
+        *found,
     ]
     ties = sum(each.tied for each in record.finalists[1:])
     if ties:
@@ -118,8 +172,10 @@ def _counts(outcomes: Mapping[str, int]) -> str:
 
 def _best(progress: Progress) -> str:
     best = progress.best
-    if best is None or best.median_ms is None:
+    if best is None:
         return "none yet"
+    if best.median_ms is None:
+        return f"{best.config.id}, by estimate"
     rate = progress.problem.flops / best.median_ms / 1e9
     return f"{best.median_ms:.6g} ms, {rate:.2f} TFLOP/s, {best.config.id}"
 
@@ -144,11 +200,9 @@ class Log:
             return
         now = time.monotonic()
         if progress.stage != self._stage:
+            legal = "" if self._stage else f", {progress.legal} legal candidates"
             self._stage = progress.stage
-            where = ""
-            if self._stage == "searching":
-                where = f" on {progress.device.name}: {progress.legal} legal candidates"
-            self._say(f"{progress.problem}: {self._stage}{where}")
+            self._say(f"{progress.problem}, {progress.device.name}: {self._stage}{legal}")
         elif progress.best is not self._best or now - self._last >= LOG_EVERY_S:
             self._best = progress.best
             found = f"{_counts(progress.outcomes)}; best {_best(progress)}"
@@ -167,6 +221,7 @@ class Board:
         from rich.live import Live
 
         self._live = Live(console=Console(stderr=True), refresh_per_second=8, transient=True)
+        self._stage = ""
         self._updated = 0.0
 
     def __enter__(self) -> Board:
@@ -179,13 +234,13 @@ class Board:
     def watch(self, progress: Progress) -> None:
         """Redraw, at most eight times a second."""
         now = time.monotonic()
-        if now - self._updated < 0.125 and progress.stage == "searching":
+        if now - self._updated < 0.125 and progress.stage == self._stage:
             return
-        self._updated = now
+        self._stage, self._updated = progress.stage, now
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        where = "" if progress.device is None else f" on {progress.device.name}"
+        where = "" if progress.device is None else f", {progress.device.name}"
         table.add_row("[bold]problem", f"{progress.problem}{where}")
         table.add_row("[bold]stage", f"{progress.stage}, {progress.seconds:.0f} s of {progress.budget}")
         outcomes = _counts(progress.outcomes)

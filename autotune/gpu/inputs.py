@@ -6,7 +6,7 @@ not, and `Inputs.refill` makes everything new.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,29 @@ from autotune.gpu.sampling import Sample, draw_samples
 from autotune.gpu.slab import Slab
 from autotune.gpu.verify_kernels import Matrix, Place, VerifyKernels
 from autotune.problem import FLOAT_BYTES, Problem
-from autotune.verify import CHECK_ALPHA, check_beta, projection_limit, projection_vector
+from autotune.verify import draw_scalars, projection_limit, projection_vector
 
 MAX_SETS = 2
 SEVERAL_SETS_SHARE = 0.6  # of free memory
 ONE_SET_SHARE = 0.9
-GUARD_BYTE = 0xFF  # four of them are a NaN
+POISON_BYTE = 0xFF  # four of them are a NaN
+
+
+@dataclass(frozen=True)
+class Call:
+    """The scalars of one call, and the C x that follows from them.
+
+    Attributes:
+        alpha: Scalar of the product.
+        beta: Scalar of C0.
+        projected: Expected C x, `[m]` float64.
+        limit: Largest error of it, `[m]` float64.
+    """
+
+    alpha: float
+    beta: float
+    projected: int
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -37,8 +54,8 @@ class InputSet:
         samples: Elements of C to compare.
         places: Their index lists and references.
         x: Projection vector, `[n]` float64.
-        projected: Expected C x, `[m]` float64.
-        projected_limit: Largest error of it.
+        drawn: The call with drawn scalars, whose references are at ``places``.
+        plain: The call with alpha = 1 and beta = 0, which must not read C.
     """
 
     number: int
@@ -48,8 +65,8 @@ class InputSet:
     samples: tuple[Sample, Sample]
     places: tuple[Place, Place]
     x: int
-    projected: int
-    projected_limit: int
+    drawn: Call
+    plain: Call
 
 
 class Inputs:
@@ -108,24 +125,27 @@ class Inputs:
         self._sums = self._survey()[1]
 
     def redraw(self) -> InputSet:
-        """Draw the operands of the first set anew without references; `refill` before using those again."""
+        """Draw operands and scalars anew in the place of the first set, with projections as sole references.
+
+        `refill` before using that set again.
+        """
         self._restore_guards()
-        inputs = self.sets[0]
+        alpha, beta = draw_scalars(self._problem, self._random)
+        inputs = replace(self.sets[0], drawn=replace(self.sets[0].drawn, alpha=alpha, beta=beta))
         self._draw(inputs)
         self._sums = self._survey()[1]
         return inputs
 
     def _restore_guards(self) -> None:
-        for guard in self._slab.guards:
-            self._gpu.fill(self._base + guard.begin, GUARD_BYTE, guard.size)
+        self._kernels.fill_guards(self._base, self._guard_spans, len(self._slab.guards))
 
-    def poison(self, inputs: InputSet) -> None:
-        """Enqueue making C what a kernel finds: C0 where it reads C, else NaN."""
+    def poison(self, inputs: InputSet, call: Call) -> None:
+        """Enqueue making C what a kernel finds: C0 where the call reads C, else NaN."""
         size = self._slab["C"].size
-        if inputs.c0.address:
+        if call.beta != 0:
             self._gpu.copy(self.c.address, inputs.c0.address, size)
         else:
-            self._gpu.fill(self.c.address, GUARD_BYTE, size)
+            self._gpu.fill(self.c.address, POISON_BYTE, size)
 
     def damage(self) -> str:
         """Wait for the GPU and name what was overwritten, in guards the number of words; "" if nothing."""
@@ -154,34 +174,36 @@ class Inputs:
     # ------------------------------------------------------------------------------------------ filling
 
     def _draw(self, inputs: InputSet) -> None:
+        """Draw operands and x, and fill in what follows for C x."""
+        problem, gpu = self._problem, self._gpu
         for matrix in (inputs.a, inputs.b, inputs.c0):
             if matrix.address:
                 seed = int(self._random.integers(2**63))
                 self._kernels.fill_normal(matrix.address, matrix.rows * matrix.cols, seed)
-
-    def _refill_set(self, inputs: InputSet) -> None:
-        problem, gpu, alpha, beta = self._problem, self._gpu, CHECK_ALPHA, check_beta(self._problem)
-        self._draw(inputs)
         gpu.upload(inputs.x, projection_vector(problem.n, int(self._random.integers(2**63))))
 
         self._zero(self.vector, problem.k)
         self._kernels.project(inputs.b, inputs.x, self.vector)
-        projected = alpha * self._row_sums("project", inputs.a, self.vector)
+        product = self._row_sums("project", inputs.a, self.vector)
         a_norms = np.sqrt(self._row_sums("row_squares", inputs.a, 0))
         b_norm = float(np.sqrt(self._row_sums("row_squares", inputs.b, inputs.x).sum()))
-        c0_norms = np.zeros(problem.m)
+        start, c0_norms = np.zeros(problem.m), np.zeros(problem.m)
         if inputs.c0.address:
-            projected += beta * self._row_sums("project", inputs.c0, inputs.x)
+            start = self._row_sums("project", inputs.c0, inputs.x)
             c0_norms = np.sqrt(self._row_sums("row_squares", inputs.c0, inputs.x))
-        gpu.upload(inputs.projected, projected)
-        gpu.upload(inputs.projected_limit, projection_limit(alpha, a_norms, b_norm, beta, c0_norms))
+        for call in (inputs.drawn, inputs.plain):
+            gpu.upload(call.projected, call.alpha * product + call.beta * start)
+            gpu.upload(call.limit, projection_limit(call.alpha, a_norms, b_norm, call.beta, c0_norms))
 
+    def _refill_set(self, inputs: InputSet) -> None:
+        gpu, drawn = self._gpu, inputs.drawn
+        self._draw(inputs)
         for sample, place in zip(inputs.samples, inputs.places, strict=True):
             gpu.upload(place.rows, sample.rows)
             gpu.upload(place.cols, sample.cols)
             self._zero(place.expected, sample.count)
             self._zero(place.limit, sample.count)
-            self._kernels.reference(inputs.a, inputs.b, inputs.c0.address, place, alpha, beta)
+            self._kernels.reference(inputs.a, inputs.b, inputs.c0.address, place, drawn.alpha, drawn.beta)
 
     def _row_sums(self, name: str, matrix: Matrix, weights: int) -> NDArray[np.float64]:
         self._zero(self.sums, matrix.rows)
@@ -234,7 +256,9 @@ class Inputs:
 
     def _references(self, number: int) -> Slab:
         problem = self._problem
-        sizes = {"x": 8 * problem.n, "projected": 8 * problem.m, "projected limit": 8 * problem.m}
+        sizes = {"x": 8 * problem.n}
+        for call in ("drawn", "plain"):
+            sizes[f"{call} projected"] = sizes[f"{call} limit"] = 8 * problem.m
         for index, sample in enumerate(self._samples[number - 1]):
             sizes[f"rows {index}"] = sample.rows.nbytes
             sizes[f"cols {index}"] = sample.cols.nbytes
@@ -257,6 +281,9 @@ class Inputs:
             lists = (address(f"rows {index}"), len(sample.rows), address(f"cols {index}"), len(sample.cols))
             return Place(*lists, address(f"expected {index}"), address(f"limit {index}"))
 
+        def call(name: str, alpha: float, beta: float) -> Call:
+            return Call(alpha, beta, address(f"{name} projected"), address(f"{name} limit"))
+
         samples = self._samples[number - 1]
         a_strides = (problem.lda, 1) if problem.layout[0] == "n" else (1, problem.lda)
         b_strides = (problem.ldb, 1) if problem.layout[1] == "n" else (1, problem.ldb)
@@ -268,8 +295,8 @@ class Inputs:
             samples=samples,
             places=(place(0, samples[0]), place(1, samples[1])),
             x=address("x"),
-            projected=address("projected"),
-            projected_limit=address("projected limit"),
+            drawn=call("drawn", *draw_scalars(problem, self._random)),
+            plain=call("plain", 1.0, 0.0),
         )
 
 

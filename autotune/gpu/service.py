@@ -133,7 +133,7 @@ class _Bench:
         if not verdict.ok:
             return Rejected("correctness", verdict.why)
         timing = time_candidate(self._timer(multiply), best_ms, self._l2)
-        return self._checker.damage() or MeasuredTrial(timing, verdict)
+        return self._checker.check_timed(multiply) or MeasuredTrial(timing, verdict)
 
     def finals(
         self,

@@ -170,12 +170,12 @@ extern "C" __global__ void row_squares(const float* M, Index rows, Index cols, I
 // ---------------------------------------------------------------------------------------------- comparisons
 
 // Compare C at rows x cols with expected: *worst = largest |error| / limit (packed_ratio, index r * col_count + c),
-// squares[0] += error^2, squares[1] += expected^2. row_count * col_count: below 2^32.
+// squares[0] += error^2, squares[1] += expected^2, squares[2] += limit^2. row_count * col_count: below 2^32.
 extern "C" __global__ void compare(const float* C, Index ldc, const int* rows, int row_count, const int* cols,
                                    int col_count, const double* expected, const double* limit, Word64* worst,
                                    double* squares) {
     Word64 largest = 0;
-    double error_squares = 0.0, expected_squares = 0.0;
+    double error_squares = 0.0, expected_squares = 0.0, limit_squares = 0.0;
     const Index count = Index(row_count) * col_count;
     for (Index index = thread_index(); index < count; index += thread_count()) {
         const double wanted = expected[index];
@@ -184,10 +184,12 @@ extern "C" __global__ void compare(const float* C, Index ldc, const int* rows, i
         largest = packed > largest ? packed : largest;
         error_squares += error * error;
         expected_squares += wanted * wanted;
+        limit_squares += limit[index] * limit[index];
     }
     if (largest > 0) atomicMax(worst, largest);
     add_block_sum(error_squares, &squares[0]);
     add_block_sum(expected_squares, &squares[1]);
+    add_block_sum(limit_squares, &squares[2]);
 }
 
 // Compare two vectors: *worst = largest |found - expected| / limit.
@@ -215,11 +217,20 @@ extern "C" __global__ void checksum(const unsigned* words, const Index* spans, W
     add_block_sum(sum, &sums[blockIdx.y]);
 }
 
-// counts[r] += words that are no longer 0xFFFFFFFF, the pattern of guard zones and of a poisoned C.
+// What guard zones hold: a NaN of its own in every word, neither the one that arithmetic returns (0x7FFFFFFF) nor
+// the one of a poisoned C (0xFFFFFFFF). So a word that was copied from elsewhere shows.
+__device__ unsigned guard_word(Index index) { return 0xFFC00000u | (unsigned(index) & 0x1FFFFFu); }
+
+extern "C" __global__ void fill_guards(unsigned* words, const Index* spans) {
+    const Index begin = spans[2 * blockIdx.y], end = spans[2 * blockIdx.y + 1];
+    for (Index index = begin + thread_index(); index < end; index += thread_count()) words[index] = guard_word(index);
+}
+
+// counts[r] += words that `fill_guards` would change.
 extern "C" __global__ void count_changed(const unsigned* words, const Index* spans, Word64* counts) {
     const Index begin = spans[2 * blockIdx.y], end = spans[2 * blockIdx.y + 1];
     Word64 changed = 0;
     for (Index index = begin + thread_index(); index < end; index += thread_count())
-        changed += words[index] != 0xFFFFFFFFu;
+        changed += words[index] != guard_word(index);
     add_block_sum(changed, &counts[blockIdx.y]);
 }

@@ -16,7 +16,7 @@ THREADS = 256  # constants of verify.cu
 WARPS = 8
 TILE = 64
 DEPTH = 16
-COMPARED_WORDS = 3  # what `compare` writes, 64 bits each: packed worst ratio, two sums of squares
+COMPARED_WORDS = 4  # what `compare` writes, 64 bits each: packed worst ratio, three sums of squares
 
 _BLOCKS_PER_SM = 8
 _WARPS_PER_SM = 64
@@ -29,6 +29,7 @@ _ENTRIES = (
     "compare",
     "compare_projection",
     "checksum",
+    "fill_guards",
     "count_changed",
 )
 
@@ -176,6 +177,10 @@ class VerifyKernels:
             (_BLOCKS_PER_SM * self._sm_count, count),
             *(np.uint64(base), np.uint64(spans), np.uint64(found)),
         )
+
+    def fill_guards(self, base: int, spans: int, count: int) -> None:
+        """Fill ``count`` spans of memory with the guard pattern, which differs from word to word."""
+        self._run("fill_guards", (self._sm_count, count), np.uint64(base), np.uint64(spans))
 
     def count_changed(self, base: int, spans: int, count: int, found: int) -> None:
         """Count the words of ``count`` spans that no longer hold the guard pattern, one zeroed word each."""

@@ -27,6 +27,7 @@ START_SECONDS = 120.0
 SETUP_SECONDS = 300.0  # of a complete float64 reference, on a GPU whose float64 is slow
 IN_PIPE = 2  # the next candidate is there when the GPU becomes free
 MAX_LOST_STARTS = 3
+RETRY_SECONDS = 1.0  # before a start that follows a failed one, longer each time
 # cuBLAS as a baseline computes in FP32 proper, whatever the user's environment asks for.
 ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"}
 
@@ -121,6 +122,7 @@ class GpuWorker:
         self._piped: deque[_Job] = deque()  # in the child's pipe; the first may have been started
         self._finished: list[tuple[Hashable, Trial]] = []
         self._lost_starts = 0
+        self._was_ready = False
         self._submitted = 0
         self._start()
 
@@ -259,7 +261,7 @@ class GpuWorker:
                     return step, Rejected("timeout", f"no sign of life for {limit:g} s in the finals")
                 kind, *rest = self._child.receive()
                 if kind == "step":
-                    step = rest[0]
+                    step, self._lost_starts = rest[0], 0
                 elif kind == "fault":
                     self._restart()
                     return step, rest[0]
@@ -305,11 +307,9 @@ class GpuWorker:
     def _take(self, kind: str, *rest: Any) -> None:
         """Act on one message of the child."""
         if kind == "ready":
-            self._facts, self._deadline = rest[0], None
+            self._facts, self._deadline, self._was_ready = rest[0], None, True
         elif kind == "failed":
-            error: AutotuneError = rest[0]
-            self._child.kill()
-            raise error
+            self._retry(rest[0])
         elif kind == "started":
             self._deadline = time.monotonic() + self._piped[0].timeout_s
         else:
@@ -330,6 +330,18 @@ class GpuWorker:
                 raise DeviceError(
                     f"the GPU worker failed {self._lost_starts} times before it could measure: {why}"
                 )
+        self._replace()
+
+    def _retry(self, error: AutotuneError) -> None:
+        """Raise the error of a failed start, unless a worker was ready before: then start again.
+
+        The GPU works, but what the killed process held may not be free yet.
+        """
+        self._lost_starts += 1
+        self._child.kill()
+        if not self._was_ready or self._lost_starts >= MAX_LOST_STARTS:
+            raise error
+        time.sleep(RETRY_SECONDS * self._lost_starts)
         self._replace()
 
     def _replace(self) -> None:

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.device import Device
 from autotune.errors import RecordError
@@ -15,6 +16,9 @@ from autotune.paths import cache_dir
 from autotune.problem import Problem
 from autotune.records import jsontext, typed
 from autotune.records.schema import SCHEMA, Record, RecordedDevice
+
+if TYPE_CHECKING:
+    from autotune.render import Source
 
 
 def now() -> str:
@@ -127,14 +131,14 @@ def find(
     return record
 
 
-def serves(record: Record, device: Device, problem: Problem, code_digest: str) -> str | None:
+def serves(record: Record, device: Device, problem: Problem, source: Source) -> str | None:
     """Tell why a record does not serve a problem on a device; None when it does.
 
     Args:
         record: As found.
         device: Where the kernel is to run.
         problem: What is to be computed.
-        code_digest: Of the record's config rendered today.
+        source: The record's config rendered today.
     """
     for field in fields(problem):
         then, now_ = getattr(record.problem, field.name), getattr(problem, field.name)
@@ -149,10 +153,15 @@ def serves(record: Record, device: Device, problem: Problem, code_digest: str) -
         return f"the record is for {record.device.sm_count} SMs, not {device.sm_count} ({device.name})"
     if record.device.mig != device.mig:
         return f"the record is for {record.device.mig or 'a whole GPU'}, not {device.mig or 'a whole GPU'}"
-    if record.code_digest != code_digest:
+    if record.code_digest != source.code_digest:
         return (
             f"the record is stale: its config rendered to code {record.code_digest[:12]} then "
-            f"and renders to {code_digest[:12]} now"
+            f"and renders to {source.code_digest[:12]} now"
+        )
+    if vars(record.launch) != vars(source.launch):
+        return (
+            f"the record is stale: its kernel was launched as {record.launch} then "
+            f"and would be as {source.launch} now"
         )
     return None
 

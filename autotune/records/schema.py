@@ -125,7 +125,7 @@ class Cublas:
 
 @dataclass(frozen=True)
 class Verification:
-    """How far the output was from the reference: relative Frobenius error, its bound, the inputs in words."""
+    """How far the output was from the reference: error and bound as in `Verdict`, the inputs in words."""
 
     error: Annotated[float, Limit(least=0)]
     bound: Annotated[float, Limit(above=0)]

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -43,7 +44,7 @@ class TrialLog:
     """An append-only file of JSON lines: a `TrialHeader`, then one object for each trial.
 
     The file is opened at the first `append`. One with the same header is continued; one with another header
-    is kept as ``<stem>.old.trials.jsonl``. Several processes may append to one log.
+    is kept as ``<stem>.old.trials.jsonl``, or ``.old2`` and so on. Several processes may append to one log.
 
     Args:
         path: As `trials_path` gives it.
@@ -112,8 +113,7 @@ class TrialLog:
         except RecordError:
             same = False
         if not same:
-            stem = self.path.name.removesuffix(".trials.jsonl")
-            os.replace(self.path, self.path.with_name(f"{stem}.old.trials.jsonl"))
+            _set_aside(self.path)
             return False
         if os.pread(file, 1, size - 1) != b"\n":  # the last writer died within a line
             _append(file, "\n")
@@ -135,6 +135,16 @@ def read_trials(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
     header = typed.build(TrialHeader, value, f"{path}, line 1")
     trials = (_trial(line) for line in others)
     return header, [trial for trial in trials if trial is not None and trial != value]
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a locked log so that none kept before is lost."""
+    stem = path.name.removesuffix(".trials.jsonl")
+    for number in count(1):
+        kept = path.with_name(f"{stem}.old{number if number > 1 else ''}.trials.jsonl")
+        if not kept.exists():
+            os.rename(path, kept)
+            return
 
 
 def _trial(line: bytes) -> dict[str, Any] | None:

@@ -43,9 +43,10 @@ class Counters:
     """What a kernel did, counted.
 
     Instructions are PTX instructions (the hardware executes SASS, which has other address arithmetic and
-    moves); memory traffic and floating-point operations are the hardware's numbers. What cp.async moves is
-    counted apart, as "ldgsts"; the names of its shared side are this simulator's own. Bulk copies do not
-    pass the load-store unit and are not counted.
+    moves). Memory traffic and floating-point operations are the hardware's numbers, but for a few wavefronts
+    in ten thousand that it adds to shared reads. What cp.async loads counts as "ld", as it does there, and
+    again as "ldgsts"; the wavefronts of its shared side are this simulator's own, unlike the hardware's.
+    Bulk copies do not pass the load-store unit and are not counted.
 
     Attributes:
         metrics: Nsight Compute's name of each metric to its value over the whole launch.
@@ -119,6 +120,8 @@ class Tally:
                     count(x.line, _FLOAT_METRICS[x.parts[0]], on)
         for (access, metric), amount in self.traffic.items():
             count(access.line, metric.format(access.kind), amount)
+            if access.kind == "ldgsts" and metric in (GLOBAL_REQUESTS, GLOBAL_SECTORS):
+                count(access.line, metric.format("ld"), amount)  # the hardware counts them as loads too
         return Counters(
             dict(total),
             {line: dict(found) for line, found in sorted(lines.items())},

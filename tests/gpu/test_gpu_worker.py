@@ -25,6 +25,7 @@ extern "C" __global__ void sgemm(float alpha, const float* A, const float* B, fl
     {mistake}
 }}
 """
+OLD = " + (beta != 0.0f ? beta * C[row * N + col] : 0.0f)"
 INDICES = {"an": "row * K + p", "at": "p * M + row", "bn": "p * N + col", "bt": "col * K + p"}
 
 
@@ -33,14 +34,14 @@ def device():
     return current_device(0)
 
 
-def candidate(device, problem, mistake="", globals_="", shared_bytes=0):
+def candidate(device, problem, mistake="", globals_="", shared_bytes=0, value=""):
     text = globals_ + KERNEL.format(
         m=problem.m,
         n=problem.n,
         k=problem.k,
         a=INDICES["a" + problem.layout[0]],
         b=INDICES["b" + problem.layout[1]],
-        value="alpha * sum + beta * C[row * N + col]" if problem.beta else "alpha * sum",
+        value=value or ("alpha * sum" + (OLD if problem.beta else "")),
         mistake=mistake,
     )
     binary = compile_text(text, "sgemm", device.arch)
@@ -113,6 +114,54 @@ def test_harm_is_named_and_the_next_candidate_measured(device, harm):
     assert bad.kind == kind, bad
     for trial in (first, second, third):
         assert isinstance(trial, MeasuredTrial), trial
+
+
+BROKEN = {
+    "C is read at beta 0": "alpha * sum + beta * C[row * N + col]",
+    "alpha is built in": "0.75f * sum" + OLD,
+    "alpha is ignored": "sum" + OLD,
+    "beta is built in": "alpha * sum + (beta != 0.0f ? -0.5f * C[row * N + col] : 0.0f)",
+    "beta is a flag": "alpha * sum + (beta != 0.0f ? C[row * N + col] : 0.0f)",
+}
+
+
+@pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN.keys())
+def test_a_contract_broken_by_the_scalars_is_found_in_both_checks(device, value):
+    problem = Problem(256, 512, 64, beta=1)
+    broken = candidate(device, problem, value=value)
+    with GpuWorker(0, problem) as worker:
+        (trial,) = measure(worker, broken)
+        finals = worker.finals([("broken", *broken), ("good", *candidate(device, problem))], 20)
+    assert trial.kind == "correctness"
+    assert finals.outcomes["broken"].kind == "correctness"
+    assert isinstance(finals.outcomes["good"], MeasuredTrial), finals
+
+
+def test_a_finalist_that_is_wrong_once_in_fifty_launches_is_found(device):
+    problem = Problem(256, 512, 64)
+    # Threads count, so a launch makes 256 x 512: only the first 48 launches are right throughout.
+    rare = candidate(
+        device,
+        problem,
+        "if (atomicAdd(&threads, 1u) == 48u * 256u * 512u) C[row * N + col] += 1.0f;",
+        "__device__ unsigned threads;\n",
+    )
+    with GpuWorker(0, problem) as worker:
+        finals = worker.finals([("rare", *rare), ("good", *candidate(device, problem))], 20)
+    assert "repeats over NaN" in finals.outcomes["rare"].why
+    assert isinstance(finals.outcomes["good"], MeasuredTrial), finals
+
+
+@pytest.mark.parametrize("beta", [0, 1])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 2), (2, 1)])
+def test_right_kernels_pass_where_terms_cancel(device, m, n, beta):
+    problem = Problem(m, n, 256, beta=beta)
+    for seed in range(5):
+        with GpuWorker(0, problem, seed=seed) as worker:
+            trials = measure(worker, *[candidate(device, problem)] * 4)
+            finals = worker.finals([("only", *candidate(device, problem))], 20)
+        for trial in (*trials, finals.outcomes["only"]):
+            assert isinstance(trial, MeasuredTrial), trial
 
 
 def test_stray_writes_are_named(device):

@@ -1,0 +1,269 @@
+"""``autotune explain``: why a kernel is as fast as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.cli.options import (
+    cache_option,
+    device_of,
+    json_option,
+    problem_options,
+    space_option,
+    target_options,
+)
+from autotune.errors import RecordMissing, UsageError
+
+if TYPE_CHECKING:
+    from autotune.device import Device
+    from autotune.explain import Account
+    from autotune.problem import Problem
+    from autotune.space import Space
+
+
+@click.command()
+@click.argument("what", nargs=-1, metavar="[A [B]]")
+@problem_options()
+@space_option
+@target_options
+@cache_option
+@click.option("--source", "source_view", is_flag=True, help="The kernel with what each line costs.")
+@click.option(
+    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the roofline into this file."
+)
+@json_option
+def command(
+    problem: Problem,
+    what: tuple[str, ...],
+    space_name: str,
+    ordinal: int | None,
+    target: str | None,
+    root: Path | None,
+    source_view: bool,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    """Say why a kernel is as fast as it is: A and B are presets, config files, or "record", the default.
+
+    With two, they are put side by side. Memory accesses are counted in the simulator on a miniature of the
+    problem, so nothing of this needs a GPU; times come from records only.
+    """
+    if len(what) > 2:
+        raise UsageError(f"explain takes one or two kernels, not {len(what)}")
+    from autotune.space import Space
+
+    space = Space.load(space_name)
+    device, note = device_of(ordinal, target)
+    accounts = [_account(name, space, problem, device, root) for name in what or ("record",)]
+    if svg is not None:
+        svg.write_text(_drawing(accounts))
+    if as_json:
+        found = [account.plain() for account in accounts]
+        click.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2))
+    elif source_view:
+        for account in accounts:
+            click.echo(source_text(account))
+    else:
+        click.echo(text(accounts))
+    if note:
+        click.echo(note, err=True)
+
+
+def _account(name: str, space: Space, problem: Problem, device: Device, root: Path | None) -> Account:
+    from autotune import records
+    from autotune.cli.emit import parsed_config
+    from autotune.explain import explain
+
+    stored = records.find(device, space.family, problem, root=root)
+    if name == "record":
+        if stored is None:
+            raise RecordMissing(
+                f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
+                f"or name a preset: {', '.join(space.presets)}"
+            )
+        config = space.config(stored.config)
+    elif (preset := {**space.presets, **space.ladder}.get(name)) is not None:
+        config = space.fitted(preset, problem, device)
+    elif name.endswith(".json") or name.lstrip().startswith("{"):
+        config = space.config(parsed_config(name))
+    else:
+        raise UsageError(
+            f"{name!r} is no preset, config file or 'record': presets are {', '.join(space.presets)}"
+        )
+    same = stored is not None and dict(stored.config) == dict(config)
+    return explain(space, config, problem, device, title=name, record=stored if same else None)
+
+
+def text(accounts: list[Account]) -> str:
+    """Write one account, or two side by side with what differs."""
+    columns = [dict(_rows(account)) for account in accounts]
+    first = accounts[0]
+    lines = [f"{first.problem} on {first.device.name}: {' | '.join(account.title for account in accounts)}"]
+    if len(accounts) == 2:
+        from autotune.explain import differing
+
+        lines.append(f"they differ in {'; '.join(differing(*accounts)) or 'nothing'}")
+    width = 1 + max(map(len, columns[0].values()))
+    for section, names in _SECTIONS.items():
+        rows = [name for name in names if any(name in column for column in columns)]
+        if rows:
+            lines += ["", section]
+        for name in rows:
+            cells = [column.get(name, "-") for column in columns]
+            if len(cells) == 2:
+                mark = "  " if cells[0] == cells[1] else "* "
+                lines.append(f"{mark}{name:<26} {cells[0]:<{width}} {cells[1]}")
+            else:
+                lines.append(f"  {name:<26} {cells[0]}")
+    from autotune.explain import RELIEF
+
+    lines.append("")
+    for account in accounts:
+        because, relief = RELIEF[account.bottleneck]
+        lines.append(f"{account.title} is limited by {because}.")
+        lines.append(f"  {relief[0].upper()}{relief[1:]}.")
+    return "\n".join(lines)
+
+
+_SECTIONS = {
+    "counted from the algorithm": (
+        "global loads per output",
+        "shared reads per output",
+        "intensity",
+        "floor",
+    ),
+    "compiled": (
+        "registers",
+        "shared memory",
+        "main loop",
+        "FFMA share",
+        "LDS per FFMA",
+        "other instructions",
+    ),
+    "resident": ("blocks per SM", "occupancy", "waves"),
+    "counted in the simulator": (
+        "global loads",
+        "async copies",
+        "global stores",
+        "shared reads",
+        "shared stores",
+        "shared side of copies",
+        "on",
+    ),
+    "time": ("measured", "estimate", "its parts"),
+}
+
+
+def _rows(account: Account) -> list[tuple[str, str]]:
+    held, loop, plain = account.occupancy, account.loop, account.plain()
+    rows = [
+        ("global loads per output", f"{account.global_loads:g} floats"),
+        (
+            "intensity",
+            f"{account.tile_intensity:.3g} FLOP/B of the tile, "
+            f"{account.problem_intensity:.3g} of the problem; ridge {account.ridge:.3g}",
+        ),
+        ("floor", f"{account.roofline_ms:.4g} ms on the roofline"),
+        ("registers", f"{account.binary.registers}, {account.binary.spill_bytes} bytes spilled"),
+        ("shared memory", f"{plain['shared_bytes']} bytes of a block of {plain['threads']} threads"),
+        (
+            "blocks per SM",
+            f"{held.blocks} (" + ", ".join(f"{limit} by {name}" for name, limit in held.limits.items()) + ")",
+        ),
+        (
+            "occupancy",
+            f"{held.warps} of {held.max_warps} warps, {held.fraction:.1%}, "
+            f"limited by {' and '.join(held.limited_by)}",
+        ),
+        (
+            "waves",
+            f"{plain['blocks']} blocks, {account.waves:.2f} waves, "
+            f"a mean SM has {account.wave_efficiency:.1%} of the busiest one's work",
+        ),
+        ("on", f"{account.miniature}, one block tile with the problem's edges"),
+    ]
+    if account.shared_reads is not None:
+        rows.append(("shared reads per output", f"{account.shared_reads:g} floats"))
+    if loop is not None:
+        others = [f"{count} {name}" for name, count in loop.opcodes.items() if name != "FFMA"][:6]
+        rows += [
+            ("main loop", f"{loop.instructions} instructions, {loop.code_bytes / 1024:.1f} KiB"),
+            ("FFMA share", f"{loop.share('FFMA'):.1%}"),
+            ("LDS per FFMA", f"1 : {1 / loop.ratio('LDS'):.1f}" if loop.ratio("LDS") else "none"),
+            ("other instructions", ", ".join(others)),
+        ]
+    names = {
+        "global ld": ("global loads", "sectors"),
+        "global copy": ("async copies", "sectors"),
+        "global st": ("global stores", "sectors"),
+        "shared ld": ("shared reads", "wavefronts"),
+        "shared st": ("shared stores", "wavefronts"),
+        "shared copy": ("shared side of copies", "wavefronts"),
+    }
+    for kind, (name, unit) in names.items():
+        if kind in account.traffic:
+            traffic = account.traffic[kind]
+            conflicts = "" if unit == "sectors" else f", bank conflicts {traffic.conflict_factor:.2f}x"
+            rows.append((name, f"{traffic.per_request:.3g} {unit} per request{conflicts}"))
+    if account.median_ms is not None and account.gflops is not None:
+        versus = "" if account.vs_cublas is None else f", {account.vs_cublas:.3f} x cuBLAS"
+        rows.append(
+            (
+                "measured",
+                f"{account.median_ms:.5g} ms, {account.gflops / 1000:.2f} TFLOP/s, "
+                f"{account.roofline_ms / account.median_ms:.1%} of the roofline{versus}",
+            )
+        )
+    if account.estimate_ms is not None:
+        parts = {name: ms for name, ms in account.estimate_parts.items() if name.endswith("_ms") and ms}
+        rows.append(("estimate", f"{account.estimate_ms:.4g} ms; a static estimate, not a measurement"))
+        rows.append(
+            ("its parts", ", ".join(f"{name.removesuffix('_ms')} {ms:.4g}" for name, ms in parts.items()))
+        )
+    return rows
+
+
+_LINE_METRICS = (
+    ("executed", ("smsp__inst_executed.sum",)),
+    ("sectors", tuple(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{kind}.sum" for kind in ("ld", "st"))),
+    (
+        "wavefronts",
+        tuple(f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{kind}.sum" for kind in ("ld", "st", "ldgsts")),
+    ),
+    (
+        "conflicts",
+        tuple(
+            f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{kind}.sum" for kind in ("ld", "st", "ldgsts")
+        ),
+    ),
+)
+
+
+def source_text(account: Account) -> str:
+    """Write the miniature's kernel with what each line costs: executions, sectors, wavefronts."""
+    lines = [
+        f"{account.title}: counted on {account.miniature}, {account.miniature_source.launch.grid[0]} blocks",
+        "".join(f"{name:>11}" for name, _ in _LINE_METRICS),
+    ]
+    for number, line in enumerate(account.miniature_source.text.splitlines(), 1):
+        found = account.lines.get(number, {})
+        sums = [sum(found.get(metric, 0) for metric in metrics) for _, metrics in _LINE_METRICS]
+        lines.append("".join(f"{total or '':>11}" for total in sums) + f"  {line}".rstrip())
+    return "\n".join(lines)
+
+
+def _drawing(accounts: list[Account]) -> str:
+    from autotune.roofline import Point, draw
+
+    points: list[Any] = []
+    for account in accounts:
+        ms = account.median_ms or account.estimate_ms
+        if ms:
+            rate = account.problem.flops / ms / 1e6
+            points.append(Point(account.title, account.tile_intensity, rate, account.median_ms is not None))
+    first = accounts[0]
+    return draw(first.device, points, f"{first.problem} on {first.device.name}")

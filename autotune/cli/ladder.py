@@ -1,0 +1,106 @@
+"""``autotune ladder``: every step from the naive kernel to the tuned one, measured and explained."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.cli.options import cache_option, device_of, json_option, problem_options, target_options
+from autotune.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.ladder import Ladder
+
+WIDTH = 110
+
+
+@click.command()
+@problem_options()
+@target_options
+@cache_option
+@json_option
+def command(
+    problem: Problem, ordinal: int | None, target: str | None, root: Path | None, as_json: bool
+) -> None:
+    """Climb from the naive kernel to the tuned one: what each step changes, and what that gives.
+
+    On a GPU every step is verified, then timed beside cuBLAS. With --target, or without a GPU, all but the
+    times: registers and occupancy from the compiler, loads and reads from the formulas.
+    """
+    from autotune.ladder import climb, describe
+
+    tell = partial(click.echo, err=True)
+    device, note = device_of(ordinal, target)
+    if target is None and not note:
+        ladder = climb(problem, ordinal=ordinal or 0, root=root, tell=tell)
+    else:
+        ladder = describe(problem, device, root=root, tell=tell)
+    if as_json:
+        click.echo(json.dumps(ladder.plain(), indent=2))
+    else:
+        show(ladder)
+    if note:
+        click.echo(note, err=True)
+
+
+def show(ladder: Ladder) -> None:
+    """Print the table, and below it what each step changed and why one is slower than the one before."""
+    from autotune.cli.tables import make_console, make_table
+
+    console = make_console()
+    title = f"{ladder.problem} on {ladder.device.name}"
+    if ladder.cublas is not None:
+        title += f"; cuBLAS {ladder.cublas.median_ms:.4g} ms"
+    console.print(f"{title}{'' if ladder.measured else ': counted, not timed'}\n")
+    times = ("ms", "GFLOP/s", "of cuBLAS", "speed-up") if ladder.measured else ()
+    table = make_table("", "step", *times, "registers", "spilled", "occupancy", "loads", "reads")
+    for column in (table.columns[0], *table.columns[2:]):
+        column.justify = "right"
+    for number, rung in enumerate(ladder.rungs, 1):
+        row = [str(number), rung.step.name]
+        if ladder.measured:
+            mark = "*" if rung.alone else ""
+            row += [
+                _number(None if rung.timing is None else rung.timing.median_ms, ".4g") + mark,
+                _number(ladder.gflops(rung), ",.0f"),
+                _number(ladder.vs_cublas(rung), ".1%"),
+                _number(ladder.speedup(rung), ".2f"),
+            ]
+        found = rung.account
+        row += [
+            _number(None if found is None else found.binary.registers, "d"),
+            _number(None if found is None else found.binary.spill_bytes, "d"),
+            _number(None if found is None else found.occupancy.fraction, ".0%"),
+            _number(rung.global_loads, ",.0f"),
+            _number(rung.shared_reads, ",.0f"),
+        ]
+        table.add_row(*row)
+    console.print(table)
+    console.print("\nloads, reads: floats per output, from global and from shared memory", end="")
+    alone = any(rung.alone for rung in ladder.rungs)
+    console.print("; *: timed alone, the others in turns with cuBLAS\n" if alone else "\n")
+    if ladder.problem.layout != "nn":
+        click.echo(
+            "the sentences speak of layout nn: where A or B is transposed, other lanes are neighbours\n"
+        )
+    for number, rung in enumerate(ladder.rungs, 1):
+        _paragraph(f"{number:2}  {rung.step.name}: {rung.step.changed}")
+        if rung.note:
+            _paragraph(f"    ({rung.note})")
+        if rung.rejected is not None:
+            _paragraph(f"    FAILED, {rung.rejected.kind}: {rung.rejected.why}")
+        if slower := ladder.slower(rung):
+            _paragraph(f"    {slower}")
+
+
+def _paragraph(text: str) -> None:
+    click.echo(textwrap.fill(text, WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

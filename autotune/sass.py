@@ -1,0 +1,112 @@
+"""Turns machine code into the instruction mix of its main loop, by nvdisasm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import ToolchainError
+
+INSTRUCTION_BYTES = 16  # since Volta
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A stretch of machine code: the main loop of a kernel, or all of it where there is no loop.
+
+    Attributes:
+        opcodes: Opcode without modifiers (FFMA, LDS, LDGSTS) to its number of instructions.
+        first: Index of its first instruction.
+        total: Instructions of the whole kernel.
+    """
+
+    opcodes: Mapping[str, int]
+    first: int
+    total: int
+
+    @property
+    def instructions(self) -> int:
+        """Instructions of one iteration."""
+        return sum(self.opcodes.values())
+
+    @property
+    def code_bytes(self) -> int:
+        """Size of the loop."""
+        return self.instructions * INSTRUCTION_BYTES
+
+    def share(self, opcode: str) -> float:
+        """Share of one opcode among the instructions, 0 to 1."""
+        return self.opcodes.get(opcode, 0) / max(self.instructions, 1)
+
+    def ratio(self, opcode: str, per: str = "FFMA") -> float:
+        """Instructions of one opcode for each of another; infinite where there is none of the other."""
+        return self.opcodes.get(opcode, 0) / self.opcodes[per] if self.opcodes.get(per) else float("inf")
+
+
+def main_loop(cubin: bytes, entry: str) -> Loop:
+    """Find the innermost backward branch around the most FFMAs, and count what one iteration executes.
+
+    Predicated-off padding (``@!PT``) counts: it takes an issue slot like any other instruction.
+
+    Raises:
+        ToolchainError: There is no nvdisasm, or it does not read the machine code.
+    """
+    code = _disassembled(cubin, entry)
+    opcodes = [instruction["opcode"].split(".")[0] for instruction in code]
+    ffmas = [0]
+    for opcode in opcodes:
+        ffmas.append(ffmas[-1] + (opcode == "FFMA"))
+    loops = []
+    for index, instruction in enumerate(code):
+        target = instruction.get("operands", "").split(",")[-1].strip()
+        if opcodes[index] == "BRA" and target.startswith("0x"):
+            first = int(target, 16) // INSTRUCTION_BYTES
+            if first < index:  # not the endless branch behind every kernel, which jumps to itself
+                loops.append((first, index + 1))
+    best = max(
+        loops, key=lambda loop: (ffmas[loop[1]] - ffmas[loop[0]], loop[0] - loop[1]), default=(0, len(code))
+    )
+    return Loop(dict(Counter(opcodes[best[0] : best[1]]).most_common()), best[0], len(code))
+
+
+def _disassembled(cubin: bytes, entry: str) -> list[dict[str, Any]]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [nvdisasm(), "-json", file.name], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    try:
+        functions = json.loads(done.stdout)[1]
+        return next(f["sass-instructions"] for f in functions if f["function-name"] == entry)
+    except (ValueError, LookupError, TypeError, StopIteration):
+        said = (done.stderr or done.stdout).strip().splitlines()[:1]
+        raise ToolchainError(f"nvdisasm does not read the machine code of {entry}: {said}") from None
+
+
+@cache
+def nvdisasm() -> str:
+    """Find nvdisasm: the wheel beside this package, the PATH, or a CUDA toolkit.
+
+    Raises:
+        ToolchainError: There is none.
+    """
+    for folder in map(Path, filter(None, sys.path)):
+        for place in ("nvidia/cu13/bin", "nvidia/cuda_nvdisasm/bin"):
+            if os.access(folder / place / "nvdisasm", os.X_OK):
+                return str(folder / place / "nvdisasm")
+    found = shutil.which("nvdisasm") or shutil.which("nvdisasm", path="/usr/local/cuda/bin")
+    if found is None:
+        raise ToolchainError("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    return found

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_proof import altered
+
+from autotune import foresight, kernel, records
+from autotune.device import known_devices
+from autotune.errors import ConfigError, RecordMissing, TuningError, UsageError
+from autotune.estimate import estimate_columns
+from autotune.foresight import foresee, order
+from autotune.kernel import best_kernel
+from autotune.problem import Problem
+from autotune.records.trials import read_trials, trials_path
+from autotune.render import render
+from autotune.space import Space
+
+H200, T4 = known_devices()["h200"], known_devices()["t4"]
+SGEMM = Space.load("sgemm")
+CUBE, SMALL = Problem(4096, 4096, 4096), Problem(130, 96, 72)
+
+
+# -- order ---------------------------------------------------------------------------------------------------
+
+
+def test_the_order_takes_every_estimate_once_before_any_twice():
+    legal = SGEMM.enumerate(CUBE, H200)
+    ordered = order(SGEMM, legal, CUBE, H200)
+    assert sorted(ordered) == list(range(len(legal)))
+    cost = estimate_columns(SGEMM.columns(legal, CUBE, H200), CUBE, H200).astype(np.float32)
+    distinct = len(np.unique(cost))
+    first = cost[ordered[:distinct]]
+    assert (np.diff(first) > 0).all()
+    assert 1000 < distinct < len(legal)
+    assert cost[ordered[distinct]] == cost[ordered[0]]  # the second round begins with the best again
+
+
+def test_ties_go_to_the_point_nearest_to_a_preset_and_then_to_chance():
+    legal = SGEMM.enumerate(CUBE, H200)
+    one, same, other = (order(SGEMM, legal, CUBE, H200, seed) for seed in (0, 0, 1))
+    assert one == same
+    assert one != other
+    winner = legal.index(SGEMM.presets["long_block"])
+    assert winner in one[:20]  # stages and all: the preset itself, of the points that tie with it
+    assert {legal.config(index)["ffma_order"] for index in one[:50]} <= {"serpentine", "row"}
+
+
+# -- a whole run ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("records")
+    seen = []
+    record = foresee(
+        SMALL, T4, budget="10", seed=3, root=root, watch=lambda p: seen.append((p.stage, p.seen))
+    )
+    return root, record, seen
+
+
+def test_a_record_without_a_time(made):
+    root, record, _ = made
+    assert record.evidence == "estimated"
+    assert (record.timing, record.gflops, record.vs_cublas, record.cublas) == (None,) * 4
+    assert record.toolchain.driver is None
+    path = root / "Tesla_T4" / "estimated" / f"sgemm_{SMALL.key}.json"
+    assert records.to_json(records.read(path)) == records.to_json(record)
+    assert "_ms" not in path.read_text()
+    assert records.find(T4, "sgemm", SMALL, root=root) is None
+    assert records.find(T4, "sgemm", SMALL, root=root, estimated=True) == records.read(path)
+
+
+def test_the_record_is_of_a_kernel_for_that_gpu(made):
+    _, record, _ = made
+    source = render(SGEMM, SGEMM.config(record.config), SMALL, T4)
+    assert record.code_digest == source.code_digest
+    assert "--gpu-architecture=sm_75" in record.toolchain.flags
+    assert record.resources.registers > 16
+    assert "simulated at" in record.verification.inputs
+
+
+def test_the_record_says_what_was_done(made):
+    _, record, _ = made
+    search = record.search
+    assert (search.strategy, search.budget, search.seen, search.seed) == ("estimate", 10, 10, 3)
+    assert sum(search.outcomes.values()) == 10
+    assert not search.complete
+
+
+def test_the_log_has_every_candidate_and_every_proof(made):
+    root, record, _ = made
+    path = records.record_path(T4, "sgemm", SMALL, root=root, estimated=True)
+    _, trials = read_trials(trials_path(path))
+    kinds = [trial["outcome"] for trial in trials]
+    assert kinds.count("estimated") == record.search.outcomes["estimated"]
+    assert kinds.count("proven") == foresight.PROOFS
+    best = min((trial for trial in trials if trial["outcome"] == "estimated"), key=lambda t: t["estimate"])
+    assert best["config"] == dict(record.config)
+    assert "median_ms" not in json.dumps(trials)
+
+
+def test_presets_come_first(made):
+    root, _, _ = made
+    path = records.record_path(T4, "sgemm", SMALL, root=root, estimated=True)
+    _, trials = read_trials(trials_path(path))
+    legal = SGEMM.enumerate(SMALL, T4)
+    tried = {legal.index(trial["config"]) for trial in trials}
+    assert set(SGEMM.starts(legal)) <= tried
+
+
+def test_the_watcher_is_told(made):
+    _, _, seen = made
+    assert seen[0] == ("compiling in the order of the estimate", 0)
+    assert seen[-1] == ("done", 10)
+    assert "proving the best in the simulator" in {stage for stage, _ in seen}
+
+
+def test_a_miss_tells_of_the_estimated_record(made, monkeypatch):
+    root, _, _ = made
+    monkeypatch.setattr(kernel, "current_device", lambda ordinal: T4)
+    with pytest.raises(RecordMissing, match=r"there is an estimated one, .*: run 'autotune tune --m 130"):
+        best_kernel(130, 96, 72, root=root)
+    with pytest.raises(
+        RecordMissing, match=r"^no record of 131 x 96 x 72 nn on Tesla T4: run 'autotune tune"
+    ):
+        best_kernel(131, 96, 72, root=root)
+
+
+def test_a_time_ends_the_compiling(tmp_path):
+    record = foresee(SMALL, H200, budget="2s", root=tmp_path)
+    assert 2 <= record.search.seconds < 4
+    assert 0 < record.search.seen < record.search.legal
+
+
+# -- failures ------------------------------------------------------------------------------------------------
+
+
+def test_a_template_that_is_wrong_leaves_no_record(tmp_path):
+    space = altered(tmp_path / "space", "epilogue.cu.jinja", "alpha", "beta")
+    root = tmp_path / "records"
+    with pytest.raises(
+        TuningError, match=r"0 of 2 candidates are usable.*2 correctness, such as BM.*is off by"
+    ):
+        foresee(SMALL, H200, space=space, budget="2", root=root)
+    assert not list(root.glob("**/*.json"))
+    _, trials = read_trials(next(root.glob("*/estimated/*.trials.jsonl")))
+    assert [trial["outcome"] for trial in trials] == ["estimated"] * 2 + ["correctness"] * 2
+
+
+def test_a_family_that_the_model_does_not_know(tmp_path):
+    planted = Space.load(Path(__file__).parent / "data" / "planted" / "planted.toml")
+    with pytest.raises(ConfigError, match="no estimate for this family: the model needs BK, "):
+        foresee(SMALL, H200, space=planted, budget="3", root=tmp_path)
+
+
+def test_a_bad_budget(tmp_path):
+    with pytest.raises(UsageError, match="budget 'soon' is not understood"):
+        foresee(SMALL, H200, budget="soon", root=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,425 @@
+"""Rendered kernels in the simulator: every pair of choices and every preset bit by bit; planted mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pairwise
+import pytest
+from numpy.typing import NDArray
+from pairwise import SCALARS, Case
+
+from autotune.compiler import Binary, CompilePool, compile_text
+from autotune.device import named_device
+from autotune.errors import Rejected
+from autotune.problem import Problem
+from autotune.render import Source, render
+from autotune.simulator import Fault, run_ptx
+from autotune.simulator.fma import fma32
+from autotune.space import Space
+from autotune.spacefile import read_space_file
+from autotune.verify import verify_numpy
+
+Floats = NDArray[np.float32]
+UNOPTIMISED = ("-Xptxas=-O0",)  # the PTX is the same; of the machine code nothing is asked here
+FAMILIES = [path.stem for path in sorted((Path(__file__).parents[1] / "search_spaces").glob("*.toml"))]
+
+
+@functools.cache
+def space(family: str) -> Space:
+    return Space.load(family)
+
+
+# -- running one kernel --------------------------------------------------------------------------------------
+
+
+def operands(problem: Problem, kind: str, start: str) -> tuple[Floats, Floats, Floats]:
+    """A and B as stored, and C before the call; "infinite": with infinities in one row of A, one column of B.
+
+    A kernel that reads beyond the depth of a tile and hopes for zeros in the other operand makes NaN of them.
+    """
+    random = np.random.default_rng([problem.m, problem.n, problem.k])
+    a, b, c = (
+        random.standard_normal(shape, np.float32)
+        for shape in (problem.a_shape, problem.b_shape, problem.c_shape)
+    )
+    if kind == "infinite":
+        op_a, op_b = (a if problem.layout[0] == "n" else a.T), (b if problem.layout[1] == "n" else b.T)
+        for p in (0, min(5, problem.k - 1)):
+            op_a[problem.m // 2, p] = op_b[p, problem.n // 2] = np.inf
+    if start == "nan":
+        c[:] = np.nan
+    return a, b, c
+
+
+def expected(problem: Problem, a: Floats, b: Floats, c: Floats, alpha: float, beta: float) -> list[Floats]:
+    """What the kernel must give: FMAs in the order of k, rounded once each, then alpha and beta.
+
+    Of ``alpha * acc + beta * c`` the compiler fuses one product with the sum: both results are right.
+    """
+    op_a, op_b = (a if problem.layout[0] == "n" else a.T), (b if problem.layout[1] == "n" else b.T)
+    scale, weight = np.float32(alpha), np.float32(beta)
+    with np.errstate(all="ignore"):
+        acc = np.zeros(problem.c_shape, np.float32)
+        for p in range(problem.k):
+            acc = fma32(op_a[:, p : p + 1], op_b[p], acc)
+        if not problem.beta:
+            return [scale * acc]
+        old = np.zeros_like(c) if beta == 0 else c
+        return [fma32(scale, acc, weight * old), fma32(weight, old, scale * acc)]
+
+
+def bits(values: Floats) -> NDArray[np.uint32]:
+    """The bits, all NaNs alike."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+
+
+def difference(
+    source: Source, ptx: str, scalars: str, kind: str, shared_bytes: int | None = None
+) -> Fault | str:
+    """Run a kernel with every check on; return its fault, or how C differs from what is expected, or ""."""
+    problem, launch = source.problem, source.launch
+    _, alpha, beta, start = SCALARS[scalars]
+    a, b, c = operands(problem, kind, start)
+    arrays = a.copy(), b.copy(), c.copy()
+    args = [np.float32(alpha), arrays[0], arrays[1], np.float32(beta), arrays[2]]
+    shared = launch.shared_bytes if shared_bytes is None else shared_bytes
+    report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=shared)
+    if report.faults:
+        return report.faults[0]
+    if (bits(arrays[0]) != bits(a)).any() or (bits(arrays[1]) != bits(b)).any():
+        return "an operand was changed"
+    wanted = expected(problem, a, b, c, alpha, beta)
+    wrong = min((bits(each) != bits(arrays[2]) for each in wanted), key=np.count_nonzero)
+    if wrong.any():
+        row, col = np.argwhere(wrong)[0]
+        values = f"C[{row}, {col}] is {arrays[2][row, col]}, not {wanted[0][row, col]}"
+        return f"{np.count_nonzero(wrong)} of {wrong.size} elements differ; {values}"
+    if kind == "random":  # the chain of FMAs is itself right
+        verdict = verify_numpy(
+            problem, a, b, None if start == "nan" else c, arrays[2], alpha, beta if problem.beta else 0
+        )
+        return verdict.why
+    return ""
+
+
+def rendered(case: Case) -> Source:
+    return render(space(case.family), case.config, case.problem, case.device)
+
+
+class Compiler:
+    """Compiles what the selected tests need, two at a time, while the first of them run."""
+
+    def __init__(self, pool: CompilePool) -> None:
+        self._pool = pool
+        self._sources: dict[object, Source] = {}
+        self._outcomes: dict[object, Binary | Rejected] = {}
+
+    def submit(self, key: object, source: Source, arch: str) -> None:
+        self._sources[key] = source
+        self._pool.submit(key, source.text, source.entry, arch, UNOPTIMISED)
+
+    def __call__(self, key: object) -> tuple[Source, Binary]:
+        end = time.monotonic() + 120
+        while key not in self._outcomes and time.monotonic() < end:
+            self._outcomes.update(self._pool.collect(timeout=1))
+        source, outcome = self._sources[key], self._outcomes[key]
+        assert isinstance(outcome, Binary), f"{source.config.id}: {outcome}"
+        return source, outcome
+
+
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> Iterator[Compiler]:
+    """The sources of the selected tests, by the value of their parameter."""
+    items = [
+        item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")
+    ]
+    keys = [key for item in items for key in item.callspec.params.values()]
+    with CompilePool(workers=2, timeout_s=60) as pool:
+        compiler = Compiler(pool)
+        for key in keys:
+            if isinstance(key, Case):
+                compiler.submit(key, rendered(key), key.device.arch)
+            elif isinstance(key, Mistake):
+                compiler.submit(key, planted(key), "sm_90")
+        yield compiler
+
+
+def check(source: Source, binary: Binary, scalars: str, kind: str) -> None:
+    """Fail with the fault and its line, or with how C differs."""
+    found = difference(source, binary.ptx, scalars, kind)
+    if isinstance(found, Fault):
+        binary = compile_text(source.text, source.entry, binary.arch, ("-lineinfo",))
+        found = f"{difference(source, binary.ptx, scalars, kind)}\n{source.text}"
+    assert not found, f"{found}\nconfig {source.config.id}, {source.problem}, {scalars}, {kind} operands"
+
+
+# -- every pair of choices -----------------------------------------------------------------------------------
+
+# The space that is searched gets every pair; steps of the ladder get every pair with one of their parameters.
+PAIRS = {family: pairwise.cases(read_space_file(family), problems=family == "sgemm") for family in FAMILIES}
+
+
+def preset_cases() -> list[Case]:
+    """Each preset at whole tiles, and fitted to odd sizes over the edge of C with a remainder of k."""
+    found = []
+    for family in FAMILIES:
+        for number, config in enumerate(space(family).presets.values()):
+            BM, BN, BK, stages = (int(config.get(name, 8)) for name in ("BM", "BN", "BK", "stages"))
+            whole = Problem(BM, 2 * BN, (stages + 2) * BK, beta=number % 2)
+            edge = Problem(BM + 1, BN - 1, (stages + 1) * BK - 3, beta=1 - number % 2)
+            for problem in (whole, edge):
+                choice = space(family).fitted(config, problem, named_device("h200"))
+                scalars = "beta" if problem.beta else "beta absent"
+                found.append(Case(family, choice, problem, "h200", scalars, "random"))
+    return found
+
+
+@pytest.mark.parametrize("case", [*itertools.chain(*PAIRS.values()), *preset_cases()], ids=str)
+def test_a_kernel_gives_the_chain_of_fmas_bit_by_bit(compiled: Compiler, case: Case) -> None:
+    check(*compiled(case), case.scalars, case.operands)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_value_of_every_parameter_is_run(family: str) -> None:
+    have = {f"{name}{value}" for case in PAIRS[family] for name, value in case.config.items()}
+    want = {f"{name}{value}" for name, values in space(family).parameters.items() for value in values}
+    assert want == have
+
+
+def test_all_pairs_are_chosen() -> None:
+    """By brute force: the chosen points have every pair that any point has, and are few."""
+    _, points = pairwise.draw(read_space_file("shared_tile"), 2000, 1)
+    chosen = points[pairwise.all_pairs(points, points.max(axis=0) + 1, 1)]
+    for one, other in itertools.combinations(range(points.shape[1]), 2):
+        pairs = {tuple(pair) for pair in points[:, [one, other]].tolist()}
+        assert pairs == {tuple(pair) for pair in chosen[:, [one, other]].tolist()}
+    assert len(chosen) < 200
+
+
+def test_drawn_points_are_legal_and_of_all_kinds() -> None:
+    assert {case.device.arch for case in PAIRS["sgemm"]} == {"sm_80", "sm_90", "sm_120"}
+    for case in itertools.chain(*PAIRS.values()):
+        assert not space(case.family).violations(case.config, case.problem, case.device)
+    shapes = [case.problem for case in PAIRS["sgemm"]]
+    for extent in (lambda p: p.lda, lambda p: p.ldb, lambda p: p.ldc):
+        assert {extent(problem) % 4 for problem in shapes} == {0, 1, 2, 3}
+
+
+# -- planted mistakes ----------------------------------------------------------------------------------------
+
+FIRST = {
+    name: values[0] for name, values in space("sgemm").parameters.items()
+}  # of parameters not named here
+TILE = {
+    **FIRST,
+    "BM": 32,
+    "TM": 4,
+    "LM": 8,
+    "BN": 32,
+    "TN": 4,
+    "VM": 4,
+    "VN": 4,
+    "transpose_a": 1,
+    "smem_pad": 4,
+}
+STAGED = {**TILE, "edge": "guarded", "stages": 2, "vec_b": 4, "vec_c": 4}
+ASYNC = {**STAGED, "loader": "cp_async", "stages": 3}
+BASES = {  # 64 threads, 4 x 4 outputs each
+    "single": (Problem(37, 45, 19), {**TILE, "edge": "guarded", "group_m": 4}),
+    "staged": (Problem(37, 44, 44, beta=1), STAGED),
+    "async": (Problem(37, 44, 44, beta=1), ASYNC),
+    "pipelined": (Problem(37, 44, 44, beta=1), {**ASYNC, "fragment_pipeline": 1, "unroll_stages": 1}),
+}
+DIFFERS = "differs"
+
+
+class Mistake(NamedTuple):
+    """A change of a rendered kernel, and the faults of which it must show one; `DIFFERS`: a wrong result."""
+
+    name: str
+    base: str
+    old: str
+    new: str
+    faults: str
+    operands: str = "random"
+
+    def __str__(self) -> str:
+        return f"{self.base}-{self.name}".replace(" ", "_")
+
+
+COMPLETE, LEFT = (
+    "__syncthreads();  // the tile is complete",
+    "__syncthreads();  // nobody reads the tile any more",
+)
+WAIT, SYNC = "cp_async_wait<stages - 2>();\n", "__syncthreads();\n"
+STEP, DEEP = " " * 8, " " * 16  # indents of the step's end, without and with a pipeline of fragments
+MISTAKES = [
+    Mistake("no barrier before reading", "single", COMPLETE, "", "shared-race"),
+    Mistake("no barrier before writing", "single", LEFT, "", "shared-race"),
+    Mistake(
+        "a barrier for one warp",
+        "single",
+        COMPLETE,
+        f"if (warp == 0) {COMPLETE}",
+        "shared-race divergent-barrier",
+    ),
+    Mistake(
+        "no barrier after the first tile",
+        "staged",
+        f"store_tile(0);\n    {SYNC}",
+        "store_tile(0);\n",
+        "shared-race",
+    ),
+    Mistake(
+        "no barrier at the end of a step",
+        "staged",
+        f"store_tile(next);\n{STEP}{SYNC}",
+        "store_tile(next);\n",
+        "shared-race",
+    ),
+    Mistake(
+        "written to the buffer being read", "staged", "store_tile(next)", "store_tile(stage)", "shared-race"
+    ),
+    Mistake(
+        "one group too many left",
+        "async",
+        f"{WAIT}{STEP}{SYNC}",
+        f"cp_async_wait<stages - 1>();\n{STEP}{SYNC}",
+        "async-copy",
+    ),
+    Mistake("no wait in the step", "async", f"{WAIT}{STEP}{SYNC}", SYNC, "async-copy"),
+    Mistake("no wait for the first tile", "async", f"{WAIT}    {SYNC}", SYNC, "async-copy"),
+    Mistake("waits after the barrier", "async", f"{WAIT}{STEP}{SYNC}", f"{SYNC}{STEP}{WAIT}", "async-copy"),
+    Mistake("no barrier after the wait", "async", f"{WAIT}{STEP}{SYNC}", WAIT, "async-copy shared-race"),
+    Mistake(
+        "no commit",
+        "async",
+        f"load_tile(vacant);\n{STEP}cp_async_commit();",
+        "load_tile(vacant);",
+        "async-copy",
+    ),
+    Mistake(
+        "copied to the buffer being read",
+        "async",
+        "load_tile(vacant)",
+        "load_tile(stage)",
+        "shared-race async-copy",
+    ),
+    Mistake("a tile too many", "async", "if (more)", "if (true)", "out-of-bounds"),
+    Mistake(
+        "one group too many left",
+        "pipelined",
+        f"{WAIT}{DEEP}{SYNC}",
+        f"cp_async_wait<stages - 1>();\n{DEEP}{SYNC}",
+        "async-copy",
+    ),
+    Mistake("no barrier after the wait", "pipelined", f"{WAIT}{DEEP}{SYNC}", WAIT, "async-copy shared-race"),
+    Mistake(
+        "fragments into the half in use",
+        "pipelined",
+        "load_fragments((kk + 1) % 2, stage",
+        "load_fragments(kk % 2, stage",
+        DIFFERS,
+    ),
+    Mistake(
+        "fragments of a stage too early",
+        "pipelined",
+        "load_fragments((kk + 1) % 2, next, 0)",
+        "load_fragments((kk + 1) % 2, stage, 0)",
+        "shared-race",
+    ),
+    Mistake("one row too many", "single", "a_row + row < m", "a_row + row <= m", "out-of-bounds"),
+    Mistake(
+        "no guard for the columns of B", "single", "block_col + b_col + col < n", "true", "out-of-bounds"
+    ),
+    Mistake("no guard for the depth of A", "single", "a_col + col < depth", "true", DIFFERS, "infinite"),
+    Mistake("no guard for the depth of B", "single", "b_row + row < depth", "true", DIFFERS, "infinite"),
+    Mistake(
+        "copies more than is inside",
+        "async",
+        "row * ldb + col, inside);",
+        "row * ldb + col);",
+        "out-of-bounds",
+    ),
+    Mistake("one row of C too many", "single", "c_row + row >= m", "c_row + row > m", "out-of-bounds"),
+    Mistake(
+        "no guard for the columns of C", "single", " || c_col + col >= n", "", "out-of-bounds write-conflict"
+    ),
+    Mistake("every block the same columns", "single", "in_group / group_rows * BN", "0", "write-conflict"),
+    Mistake(
+        "a ragged group taken for a whole one",
+        "single",
+        "min(group_m, tiles_m - group * group_m)",
+        "group_m",
+        DIFFERS,
+    ),
+    Mistake("a tile too few", "single", "tile < tiles_k", "tile < tiles_k - 1", DIFFERS),
+    Mistake("a tile too many", "single", "tile < tiles_k", "tile <= tiles_k", "out-of-bounds"),
+    Mistake("shared rows shifted", "single", "a_row + row] =", "a_row + row + 1] =", "uninitialised-read"),
+    Mistake(
+        "pad forgotten", "single", "shared + stages * As_stage", "shared + stages * BK * BM", "shared-race"
+    ),
+    Mistake(
+        "vectors shifted",
+        "staged",
+        "thread % b_width * vec_b;",
+        "thread % b_width * vec_b + 1;",
+        "misaligned",
+    ),
+    Mistake("C read though beta is zero", "staged", "if (beta != 0.0f)", "", DIFFERS),
+    Mistake("alpha forgotten", "single", "alpha * acc[i][j + v]", "acc[i][j + v]", DIFFERS),
+    Mistake("columns exchanged", "single", "reg_n[half][j];", "reg_n[half][j ^ 1];", DIFFERS),
+]
+
+
+def planted(mistake: Mistake) -> Source:
+    problem, config = BASES[mistake.base]
+    source = render(space("sgemm"), space("sgemm").config(config), problem, named_device("h200"))
+    return dataclasses.replace(source, text=source.text.replace(mistake.old, mistake.new, 1))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_a_planted_mistake_is_named(compiled: Compiler, mistake: Mistake) -> None:
+    right, (source, binary) = planted(mistake._replace(old="", new="")), compiled(mistake)
+    assert right.text.count(mistake.old) == 1, (
+        f"{mistake.old!r} is not once in the kernel: plant another mistake"
+    )
+    scalars = "beta zero" if source.problem.beta else "beta absent"
+    found = difference(source, binary.ptx, scalars, mistake.operands)
+    kind = found.kind if isinstance(found, Fault) else DIFFERS if found else "nothing"
+    assert kind in mistake.faults.split(), found
+
+
+@pytest.mark.parametrize(
+    "base",
+    [Mistake("right", base, "", "", "", kind) for base in BASES for kind in pairwise.OPERANDS],
+    ids=str,
+)
+def test_without_a_mistake_nothing_is_found(compiled: Compiler, base: Mistake) -> None:
+    source, binary = compiled(base)
+    check(source, binary, "beta zero" if source.problem.beta else "beta absent", base.operands)
+
+
+def test_too_little_shared_memory_and_a_misaligned_operand_are_named() -> None:
+    source = planted(Mistake("", "staged", "", "", ""))
+    binary = compile_text(source.text, source.entry, "sm_90")
+    assert isinstance(binary, Binary)
+    found = difference(source, binary.ptx, "beta", "random", shared_bytes=source.launch.shared_bytes - 4)
+    assert isinstance(found, Fault)
+    assert (found.kind, found.where) == ("out-of-bounds", "shared")
+    a, b, c = operands(source.problem, "random", "numbers")
+    shifted = np.append(np.float32(0), b)[1:].reshape(b.shape)  # four bytes off
+    args = [np.float32(1), a, shifted, np.float32(0), c]
+    launch = source.launch
+    report = run_ptx(
+        binary.ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes
+    )
+    assert [fault.kind for fault in report.faults] == ["misaligned"]

@@ -1,0 +1,68 @@
+"""The instruction mix of a main loop, from machine code of kernels whose mix is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune import sass
+from autotune.compiler import Binary, compile_text
+from autotune.errors import ToolchainError
+from autotune.sass import main_loop
+
+LOOP = """
+extern "C" __global__ void chain(float* out, int n)
+{
+    float a = threadIdx.x, b = blockIdx.x;
+    float before = a * b + 1.0f;
+    #pragma unroll 1
+    for (int i = 0; i < n; ++i) {
+        #pragma unroll
+        for (int j = 0; j < 24; ++j)
+            a = a * b + before;
+    }
+    out[threadIdx.x] = a;
+}
+"""
+
+
+def binary(text: str, entry: str, arch: str = "sm_90") -> Binary:
+    made = compile_text(text, entry, arch)
+    assert isinstance(made, Binary), made
+    return made
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_120"])
+def test_the_loop_with_the_ffmas_is_found(arch):
+    loop = main_loop(binary(LOOP, "chain", arch).cubin, "chain")
+    assert loop.opcodes["FFMA"] == 24
+    assert 24 < loop.instructions < 40
+    assert loop.instructions < loop.total
+    assert loop.code_bytes == 16 * loop.instructions
+    assert loop.share("FFMA") == pytest.approx(24 / loop.instructions)
+    assert loop.ratio("LDS") == 0
+
+
+def test_a_kernel_without_a_loop_counts_whole():
+    text = 'extern "C" __global__ void one(float* out) { out[threadIdx.x] = threadIdx.x * 2.5f; }'
+    loop = main_loop(binary(text, "one").cubin, "one")
+    assert loop.instructions == loop.total
+    assert loop.ratio("STG") == float("inf")  # no FFMA to divide by
+    assert loop.opcodes["STG"] == 1
+
+
+def test_machine_code_that_is_none_is_one_clear_line():
+    with pytest.raises(ToolchainError, match="does not read the machine code of chain"):
+        main_loop(b"not an ELF file", "chain")
+    with pytest.raises(ToolchainError, match="does not read the machine code of other"):
+        main_loop(binary(LOOP, "chain").cubin, "other")
+
+
+def test_a_missing_disassembler_is_named_with_its_remedy(monkeypatch):
+    sass.nvdisasm.cache_clear()
+    monkeypatch.setattr(sass.sys, "path", [])
+    monkeypatch.setattr(sass.shutil, "which", lambda *_, **__: None)
+    try:
+        with pytest.raises(ToolchainError, match="pip install nvidia-cuda-nvdisasm"):
+            sass.nvdisasm()
+    finally:
+        sass.nvdisasm.cache_clear()
