@@ -19,7 +19,7 @@ from autotune.problem import Problem
 from autotune.render import render
 from autotune.simulator import run_ptx
 from autotune.space import Config, Space
-from autotune.verify import CHECK_ALPHA, Verdict, check_beta, verify_numpy
+from autotune.verify import Verdict, draw_scalars, verify_numpy
 
 MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds
 UNTILED = 32  # extent that stands for a tile in families that have none
@@ -112,20 +112,20 @@ def _executed(
         random.standard_normal(shape, np.float32)
         for shape in (problem.a_shape, problem.b_shape, problem.c_shape)
     )
-    beta = check_beta(problem)
+    alpha, beta = draw_scalars(problem, random)
     c = c0.copy() if problem.beta else np.full_like(c0, np.nan)
     report = run_ptx(
         binary.ptx,
         source.entry,
         source.launch.grid,
         source.launch.block,
-        (CHECK_ALPHA, a, b, beta, c),
+        (alpha, a, b, beta, c),
         shared_bytes=source.launch.shared_bytes,
         max_steps=MOST_STEPS,
     )
     if report.faults:
         return Rejected("correctness", f"simulated at {problem}: {report.faults[0]}")
-    verdict = verify_numpy(problem, a, b, c0 if problem.beta else None, c, CHECK_ALPHA, beta)
+    verdict = verify_numpy(problem, a, b, c0 if problem.beta else None, c, alpha, beta)
     return verdict if verdict.ok else Rejected("correctness", f"simulated at {problem}: {verdict.why}")
 
 

@@ -11,7 +11,8 @@ from autotune.account import ridge
 from autotune.device import Device
 
 WIDTH, HEIGHT = 760, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 44, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 44, 56
+_LINE = 14  # height of a label
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#222}.t{font-size:15px;font-weight:600}.g{stroke:#ddd}"
     ".r{fill:none;stroke:#222;stroke-width:2}.m{fill:#0a7d45}.s{fill:#666}"
@@ -87,10 +88,13 @@ def draw(device: Device, points: Sequence[Point], title: str) -> str:
         f'<text class="s" x="{WIDTH - _RIGHT}" y="{y(peak) - 8:.1f}" text-anchor="end">'
         f"{peak / 1000:.1f} TFLOP/s; {device.bandwidth_gbs / 1000:.2f} TB/s; ridge at {knee:.1f}</text>"
     )
-    for point in points:
+    column, below = WIDTH - _RIGHT + 14, -math.inf  # of labels: fastest first, none over another
+    for point in sorted(points, key=lambda point: -point.gflops):
         mark, px, py = "m" if point.measured else "e", x(point.intensity), y(point.gflops)
+        below = max(below + _LINE, py)
+        out.append(f'<line class="g" x1="{px:.1f}" y1="{py:.1f}" x2="{column - 3}" y2="{below:.1f}"/>')
         out.append(f'<circle class="{mark}" cx="{px:.1f}" cy="{py:.1f}" r="5"/>')
-        out.append(f'<text x="{px + 9:.1f}" y="{py + 4:.1f}">{escape(point.name)}</text>')
+        out.append(f'<text x="{column}" y="{below + 4:.1f}">{escape(point.name)}</text>')
     if any(not point.measured for point in points):
         out.append(f'<text class="s" x="{_LEFT}" y="{HEIGHT - 14}">hollow: estimated</text>')
     return "\n".join([*out, "</svg>", ""])

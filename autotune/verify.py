@@ -35,8 +35,6 @@ from autotune.problem import Problem
 
 UNIT_ROUNDOFF = 2.0**-24
 BOUND_FACTOR = 4.0
-CHECK_ALPHA = 0.75  # exact in float32, and neither 0 nor 1: a forgotten scalar shows
-CHECK_BETA = -0.5
 SCALAR_STEPS = 16  # alpha and beta are odd multiples of 1/16: exact in float32, never 0 or 1
 
 
@@ -99,11 +97,6 @@ class Projection:
 def error_bound(k: int) -> float:
     """Return 4 u sqrt(k), the bound of rules 1 and 2 for dot products of length k."""
     return BOUND_FACTOR * UNIT_ROUNDOFF * math.sqrt(k)
-
-
-def check_beta(problem: Problem) -> float:
-    """Return the beta that a result is checked with."""
-    return CHECK_BETA if problem.beta else 0.0
 
 
 def draw_scalars(problem: Problem, random: np.random.Generator) -> tuple[float, float]:

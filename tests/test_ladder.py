@@ -536,7 +536,8 @@ def test_the_table_of_times(measured, capsys):
 @pytest.mark.slow
 def test_the_command_without_a_gpu(ladder, tmp_path):
     words = ["--m", "4096", "--n", "4096", "--k", "4096", "--target", "h200", "--cache", str(tmp_path)]
-    command = [sys.executable, "-m", "autotune", "ladder", *words, "--json"]
+    svg = tmp_path / "ladder.svg"
+    command = [sys.executable, "-m", "autotune", "ladder", *words, "--json", "--svg", str(svg)]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     content = json.loads(told.stdout)
     assert content == json.loads(json.dumps(ladder.plain()))
@@ -545,6 +546,9 @@ def test_the_command_without_a_gpu(ladder, tmp_path):
     assert {step["median_ms"] for step in content["steps"]} == {None}
     assert "no record yet, run 'autotune tune --m 4096 --n 4096 --k 4096'" in content["steps"][-1]["note"]
     assert told.stderr == "compiling 12 steps for NVIDIA H200 and counting what they do\n"
+    drawing = svg.read_text()
+    assert all(f">{name}<" in drawing for name in ("one_dimensional", "two_dimensional", "winner"))
+    assert "hollow: estimated" in drawing
 
 
 def test_the_table_without_a_gpu(ladder, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_point_at_the_ridge_lies_on_the_knee():
 
 def test_faster_is_higher_and_more_intense_is_further_right():
     svg = draw(H200, [Point("a", 1, 100, True), Point("b", 10, 10000, False)], "title")
-    (ax, ay), (bx, by) = circles(svg)
+    (bx, by), (ax, ay) = circles(svg)  # the faster first
     assert bx > ax
     assert by < ay
     assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in circles(svg))
@@ -44,6 +45,17 @@ def test_estimates_are_marked_and_names_escaped():
     assert "hollow: estimated" in svg
     assert "hollow" not in draw(H200, [Point("x", 5, 1000, True)], "t")
     assert len(re.findall('class="e"', svg)) == 1
+
+
+def test_labels_do_not_overlap():
+    svg = draw(H200, [Point(f"kernel {n}", 20, 50000 + n, True) for n in range(8)], "title")
+    heights = [
+        float(each.attrib["y"])
+        for each in ElementTree.fromstring(svg).iter(f"{SVG}text")
+        if (each.text or "").startswith("kernel")
+    ]
+    assert len(heights) == 8
+    assert all(b - a >= 12 for a, b in pairwise(heights))
 
 
 def test_a_device_of_unknown_speed_is_refused():

@@ -541,3 +541,16 @@ def test_async_copies_shared_within_a_warp(arch: str) -> None:
     run(text.replace("& 255", "& 127"), arch, a, b, 16, threads=32).raise_if_faulty()
     np.testing.assert_array_equal(b, a[(np.arange(32) * 4 + 4) & 127])
     expect(run(text, arch, a, np.zeros(64, np.float32), 16), "async-copy", text)
+
+
+@pytest.mark.parametrize("tebibytes", range(-4, 5))
+def test_a_round_distance_never_leads_into_another_array(tebibytes):
+    text = """
+constexpr long long far[2] = {1, 2};
+extern "C" __global__ void k(float* a, float* b, long long floats) { a[floats] = b[0] + far[threadIdx.x]; }
+"""
+    a, b = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    binary = compile_text(text, "k", "sm_90", ("-lineinfo",))
+    report = run_ptx(binary.ptx, "k", (1, 1, 1), (1, 1, 1), (a, b, tebibytes << 38))
+    kinds = [fault.kind for fault in report.faults]
+    assert kinds == (["out-of-bounds"] if tebibytes else [])

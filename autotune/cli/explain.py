@@ -14,6 +14,7 @@ from autotune.cli.options import (
     json_option,
     problem_options,
     space_option,
+    svg_option,
     target_options,
 )
 from autotune.errors import RecordMissing, UsageError
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 @target_options
 @cache_option
 @click.option("--source", "source_view", is_flag=True, help="The kernel with what each line costs.")
-@click.option(
-    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the roofline into this file."
-)
+@svg_option
 @json_option
 def command(
     problem: Problem,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, device_of, json_option, problem_options, target_options
+from autotune.cli.options import (
+    cache_option,
+    device_of,
+    json_option,
+    problem_options,
+    svg_option,
+    target_options,
+)
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
@@ -23,9 +30,15 @@ WIDTH = 110
 @problem_options()
 @target_options
 @cache_option
+@svg_option
 @json_option
 def command(
-    problem: Problem, ordinal: int | None, target: str | None, root: Path | None, as_json: bool
+    problem: Problem,
+    ordinal: int | None,
+    target: str | None,
+    root: Path | None,
+    svg: Path | None,
+    as_json: bool,
 ) -> None:
     """Climb from the naive kernel to the tuned one: what each step changes, and what that gives.
 
@@ -40,6 +53,8 @@ def command(
         ladder = climb(problem, ordinal=ordinal or 0, root=root, tell=tell)
     else:
         ladder = describe(problem, device, root=root, tell=tell)
+    if svg is not None:
+        svg.write_text(_drawing(ladder))
     if as_json:
         click.echo(json.dumps(ladder.plain(), indent=2))
     else:
@@ -96,6 +111,23 @@ def show(ladder: Ladder) -> None:
             _paragraph(f"    FAILED, {rung.rejected.kind}: {rung.rejected.why}")
         if slower := ladder.slower(rung):
             _paragraph(f"    {slower}")
+
+
+def _drawing(ladder: Ladder) -> str:
+    """Draw the steps on the roofline: as measured, else as estimated where the model knows the family."""
+    from autotune.roofline import Point, draw
+
+    points = []
+    for rung in ladder.rungs:
+        rate = ladder.gflops(rung)
+        if rung.account is None or (rate is None and rung.account.estimate_ms is None):
+            continue
+        if rate is None:
+            rate = ladder.problem.flops / (rung.account.estimate_ms or 1.0) / 1e6
+        points.append(
+            Point(rung.step.name, rung.account.tile_intensity, rate, ladder.gflops(rung) is not None)
+        )
+    return draw(ladder.device, points, f"the ladder: {ladder.problem} on {ladder.device.name}")
 
 
 def _paragraph(text: str) -> None:

@@ -74,6 +74,12 @@ def cache_option(command: F) -> F:
     return click.option("--cache", "root", type=folder, help="Folder of records.")(command)
 
 
+def svg_option(command: F) -> F:
+    """Add --svg as ``svg``."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--svg", type=file, help="Draw the roofline into this file.")(command)
+
+
 def target_options(command: F) -> F:
     """Add --device as ``ordinal``, and --target."""
     command = click.option("--target", help="A GPU of the built-in table, such as h200; needs no GPU.")(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autotune import account
 from autotune.device import Device
 from autotune.errors import Rejected
 from autotune.explain import Account
 from autotune.ladder.reasons import per_ffma, why_slower
 from autotune.ladder.step import Step
 from autotune.problem import Problem
-from autotune.space import Space
 from autotune.timing import Timing
 
 NOISE = 0.03  # a difference in time below this share says nothing
@@ -42,11 +40,7 @@ class Rung:
     @property
     def global_loads(self) -> float | None:
         """Floats loaded per output: for a block's tile with shared memory, else by each thread for itself."""
-        if self.account is None:
-            return None
-        values = _values(self.account)
-        names = ("TM", "TN") if self.account.shared_reads is None else ("BM", "BN")
-        return account.global_loads(self.account.problem.k, *(int(values[name]) for name in names))
+        return None if self.account is None else self.account.global_loads
 
     @property
     def shared_reads(self) -> float | None:
@@ -134,8 +128,3 @@ class Ladder:
     def _before(self, rung: Rung) -> Rung | None:
         timed = [each for each in self.rungs[: self.rungs.index(rung)] if each.timing is not None]
         return timed[-1] if timed else None
-
-
-def _values(found: Account) -> dict[str, int | str]:
-    space = Space.load(found.source.family)
-    return space.values(found.source.config, found.problem, found.device)

@@ -17,6 +17,9 @@ from autotune.simulator.ptx import Kernel
 REGION_BITS = (
     40  # every array gets a window of 1 TiB of its own, so that no stray pointer meets another array
 )
+STAGGER_BITS = (
+    26  # arrays begin at uneven places of their windows: no round distance leads from one to another
+)
 ALLOCATION_ALIGN = 256  # what cudaMalloc guarantees
 WIDE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # one element per lane
 
@@ -78,7 +81,8 @@ class GlobalMemory:
 
     def _add(self, name: str, data: Any, low: int, writable: bool) -> Region:
         number = len(self.regions) + 1
-        region = Region(name, (number << REGION_BITS) + low, data, writable)
+        place = number * 2654435761 % 4096 << STAGGER_BITS  # Knuth's multiplicative hash
+        region = Region(name, (number << REGION_BITS) + place + low, data, writable)
         self.regions[number] = region
         return region
 

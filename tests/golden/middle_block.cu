@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
 // config   BM64-TM8-LM4-BN128-TN8-VM4-VN4-BK16-cp_async-stages3-transpose_a1-vec_a1-vec_b4-vec_c4-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m8-min_blocks1
-// template 98b189b2fc060852
+// template b97ca8785bc03358
 
 // The problem.
 constexpr int m = 1024;  // rows of C

@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout tt
 // config   BM128-TM8-LM4-BN128-TN8-VM4-VN4-BK16-reg-stages2-transpose_a1-vec_a4-vec_b4-vec_c4-smem_pad4-exact-fragment_pipeline0-unroll_stages1-row-group_m8-min_blocks1
-// template 98b189b2fc060852
+// template b97ca8785bc03358
 
 // The problem.
 constexpr int m = 4096;  // rows of C
@@ -150,6 +150,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     fetch_tile();
     store_tile(0);
     __syncthreads();
+
     // Compute on buffer `stage` while a later tile is on its way to the `vacant` one, which all threads left at the
     // last barrier. `more`: there is such a tile.
     auto step = [&](int stage, int next, int vacant, bool more) {
