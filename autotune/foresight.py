@@ -18,13 +18,12 @@ from autotune.compiler import Binary, CompilePool, default_workers
 from autotune.device import Device
 from autotune.errors import ConfigError, Rejected, TuningError
 from autotune.estimate import Estimate, estimate, estimate_columns
-from autotune.nvrtc import nvrtc_version
-from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline
+from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header
 from autotune.problem import Problem
 from autotune.progress import Budget, Outcome, Progress, Trial, Watcher
 from autotune.proof import prove
-from autotune.records.trials import TrialHeader, TrialLog, trials_path
-from autotune.render import Launch, template_digest
+from autotune.records.trials import TrialLog, trials_path
+from autotune.render import Launch
 from autotune.search import require_seed
 from autotune.space import Legal, Space
 from autotune.verify import Verdict
@@ -72,14 +71,6 @@ def foresee(
     space = space or Space.load("sgemm")
     require_seed(seed)
     records.check_writable(root)
-    header = TrialHeader(
-        family=space.family,
-        problem=problem,
-        device=records.RecordedDevice.of(device),
-        space_digest=space.digest,
-        template_digest=template_digest(space),
-        nvrtc=nvrtc_version(),
-    )
     legal = space.enumerate(problem, device)
     progress = Progress(problem, budget, device, len(legal), stage="compiling in the order of the estimate")
     ordered = order(space, legal, problem, device, seed)
@@ -87,7 +78,7 @@ def foresee(
     stored = [index for each in known if each is not None and (index := legal.index(each.config)) is not None]
     watch(progress)
     path = records.record_path(device, space.family, problem, root=root, estimated=True)
-    with TrialLog(trials_path(path), header) as log:
+    with TrialLog(trials_path(path), trial_header(space, problem, device)) as log:
         with CompilePool(workers or default_workers(spare=0), COMPILE_TIMEOUT_S) as pool:
             pool.warm()
             queue = _Queue([*stored, *space.starts(legal), *ordered])
@@ -97,17 +88,7 @@ def foresee(
         progress.stage = "proving the best in the simulator"
         watch(progress)
         chosen, verdict = _proven(pipeline.trials, space, device, seed, log, progress, watch)
-    searched = records.Search(
-        strategy=STRATEGY,
-        budget=budget.evaluations or str(budget),
-        seconds=progress.seconds,
-        complete=progress.seen == len(legal),
-        seen=progress.seen,
-        legal=len(legal),
-        outcomes={kind: count for kind, count in progress.outcomes.items() if count},
-        seed=seed,
-    )
-    record = _record(space, device, chosen, verdict, searched)
+    record = _record(space, device, chosen, verdict, progress.searched(STRATEGY, seed))
     records.write(record, root=root)
     progress.stage = "done"
     watch(progress)

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from autotune import records
 from autotune.compiler import Binary, CompilePool
 from autotune.device import Device
 from autotune.errors import Rejected, SpaceError
+from autotune.nvrtc import nvrtc_version
 from autotune.problem import Problem
 from autotune.progress import Outcome, Progress, Trial, Watcher
-from autotune.records.trials import TrialLog
-from autotune.render import Launch, Source, render
+from autotune.records.trials import TrialHeader, TrialLog
+from autotune.render import Launch, Source, render, template_digest
 from autotune.space import Legal, Space
 
 COMPILE_TIMEOUT_S = 30.0
@@ -30,6 +32,18 @@ REGISTERS_UNIT = 8  # registers are allocated to threads in eights
 def trial_limit(problem: Problem) -> float:
     """Return the seconds after which a candidate counts as one that never ends."""
     return TRIAL_TIMEOUT_S + LAUNCHES * (problem.flops / SLOWEST_FLOPS + problem.k * SLOWEST_STEP_S)
+
+
+def trial_header(space: Space, problem: Problem, device: Device) -> TrialHeader:
+    """Say what the trials of a run belong to."""
+    return TrialHeader(
+        family=space.family,
+        problem=problem,
+        device=records.RecordedDevice.of(device),
+        space_digest=space.digest,
+        template_digest=template_digest(space),
+        nvrtc=nvrtc_version(),
+    )
 
 
 class Proposer(Protocol):

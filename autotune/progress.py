@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autotune import records
 from autotune.compiler import Binary
 from autotune.device import Device
 from autotune.errors import Rejected, UsageError
@@ -153,6 +154,19 @@ class Progress:
     def counts(self) -> str:
         """Say the outcomes in words: "120 measured, 2 compile"."""
         return ", ".join(f"{number} {kind}" for kind, number in self.outcomes.items() if number)
+
+    def searched(self, strategy: str, seed: int) -> records.Search:
+        """Say for the record what the search did."""
+        return records.Search(
+            strategy=strategy,
+            budget=self.budget.evaluations or str(self.budget),
+            seconds=self.seconds,
+            complete=self.seen == self.legal,
+            seen=self.seen,
+            legal=self.legal,
+            outcomes={kind: count for kind, count in self.outcomes.items() if count},
+            seed=seed,
+        )
 
     def nothing_usable(self) -> str:
         """Say why a run ended without one usable candidate."""

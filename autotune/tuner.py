@@ -9,12 +9,11 @@ from autotune import records
 from autotune.compiler import CompilePool, default_workers
 from autotune.errors import Rejected, TuningError
 from autotune.gpu.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
-from autotune.nvrtc import nvrtc_version
-from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_limit
+from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header, trial_limit
 from autotune.problem import Problem
 from autotune.progress import Budget, Progress, Trial, Watcher
-from autotune.records.trials import TrialHeader, TrialLog, trials_path
-from autotune.render import Launch, template_digest
+from autotune.records.trials import TrialLog, trials_path
+from autotune.render import Launch
 from autotune.search import Search, require_seed, require_strategy
 from autotune.space import Space
 from autotune.timing import tied
@@ -84,16 +83,8 @@ def tune(
         defended = None if stored is None else legal.index(stored.config)
         first = [*([] if defended is None else [defended]), *space.starts(legal)]
         search = Search(legal, seed=seed, first=first, strategy=strategy)
-        header = TrialHeader(
-            family=space.family,
-            problem=problem,
-            device=records.RecordedDevice.of(device),
-            space_digest=space.digest,
-            template_digest=template_digest(space),
-            nvrtc=nvrtc_version(),
-        )
         path = records.record_path(device, space.family, problem, root=root)
-        with TrialLog(trials_path(path), header) as log:
+        with TrialLog(trials_path(path), trial_header(space, problem, device)) as log:
             pipeline = Pipeline(space, legal, search, pool, gpu, log, progress, watch, device)
             pipeline.run()
 
@@ -108,17 +99,7 @@ def tune(
             ],
             FINALS_TIMEOUT_S + trial_limit(problem),
         )
-    searched = records.Search(
-        strategy=strategy,
-        budget=budget.evaluations or str(budget),
-        seconds=progress.seconds,
-        complete=progress.seen == len(legal),
-        seen=progress.seen,
-        legal=len(legal),
-        outcomes=dict(progress.outcomes),
-        seed=seed,
-    )
-    record = _record(space, chosen, finals, facts, searched)
+    record = _record(space, chosen, finals, facts, progress.searched(strategy, seed))
     records.write(record, root=root)
     progress.stage = "done"
     watch(progress)
@@ -140,7 +121,7 @@ def _finalists(trials: dict[int, Trial], defended: int | None, progress: Progres
         if binary is not None and len(chosen) < FINALISTS:
             chosen.setdefault((binary.digest, trials[index].source.launch), index)
     indices = list(chosen.values())
-    if defended is not None and defended not in indices and trials[defended].median_ms is not None:
+    if defended in trials and defended not in indices and trials[defended].median_ms is not None:
         indices.append(defended)
     return [trials[index] for index in indices]
 
