@@ -71,6 +71,7 @@ def foresee(
     space = space or Space.load("sgemm")
     require_seed(seed)
     records.check_writable(root)
+    header = trial_header(space, problem, device)  # without NVRTC there is nothing to begin
     legal = space.enumerate(problem, device)
     progress = Progress(problem, budget, device, len(legal), stage="compiling in the order of the estimate")
     ordered = order(space, legal, problem, device, seed)
@@ -78,7 +79,7 @@ def foresee(
     stored = [index for each in known if each is not None and (index := legal.index(each.config)) is not None]
     watch(progress)
     path = records.record_path(device, space.family, problem, root=root, estimated=True)
-    with TrialLog(trials_path(path), trial_header(space, problem, device)) as log:
+    with TrialLog(trials_path(path), header) as log:
         with CompilePool(workers or default_workers(spare=0), COMPILE_TIMEOUT_S) as pool:
             pool.warm()
             queue = _Queue([*stored, *space.starts(legal), *ordered])
