@@ -89,7 +89,12 @@ class Device:
     @property
     def slug(self) -> str:
         """The name as a folder name: letters, digits and underscores."""
-        return re.sub(r"[^0-9A-Za-z]+", "_", self.name if self.mig is None else f"{self.name} {self.mig}")
+        return slug_of(self.name, self.mig)
+
+
+def slug_of(name: str, mig: str | None) -> str:
+    """Write the name of a GPU, or of a slice of it, as a folder name."""
+    return re.sub(r"[^0-9A-Za-z]+", "_", name if mig is None else f"{name} {mig}")
 
 
 @cache

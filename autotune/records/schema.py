@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from autotune.device import Device
+from autotune.device import Device, slug_of
 from autotune.errors import REJECTION_KINDS, RecordError
 from autotune.problem import Problem
 from autotune.records.typed import Limit, ReadOnly
@@ -55,7 +54,7 @@ class RecordedDevice:
     @property
     def slug(self) -> str:
         """The folder of this device's records; the same as `Device.slug`."""
-        return re.sub(r"[^0-9A-Za-z]+", "_", self.name if self.mig is None else f"{self.name} {self.mig}")
+        return slug_of(self.name, self.mig)
 
 
 @dataclass(frozen=True)
