@@ -540,7 +540,11 @@ def test_the_command_without_a_gpu(ladder, tmp_path):
     command = [sys.executable, "-m", "autotune", "ladder", *words, "--json", "--svg", str(svg)]
     told = subprocess.run(command, capture_output=True, text=True, check=True)
     content = json.loads(told.stdout)
-    assert content == json.loads(json.dumps(ladder.plain()))
+    expected = json.loads(json.dumps(ladder.plain()))
+    for step, counted in zip(content["steps"], expected["steps"], strict=True):
+        # Now and then the compiler schedules a step differently: its instruction mix moves a little.
+        assert step.pop("per_ffma") == pytest.approx(counted.pop("per_ffma"), rel=0.1)
+    assert content == expected
     assert content["evidence"] == "counted"
     assert [step["name"] for step in content["steps"]] == NAMES
     assert {step["median_ms"] for step in content["steps"]} == {None}
