@@ -23,8 +23,7 @@ from autotune.space import Config, Space
 if TYPE_CHECKING:
     from autotune.records import Record
 
-SECTOR_BYTES = 32
-WARP = 32
+LOST_TO_WAVES = 0.25  # share of the time, above which the last wave is what limits a kernel
 _GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
 _SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
@@ -266,7 +265,7 @@ def explain(
         estimate_parts={} if modelled is None else modelled.parts,
         median_ms=measured.timing.median_ms if measured and measured.timing else None,
         vs_cublas=measured.vs_cublas if measured else None,
-        bottleneck=_bottleneck(modelled, efficiency, shared, held, problem, device),
+        bottleneck=_bottleneck(modelled, efficiency, shared, problem, device),
     )
 
 
@@ -336,12 +335,10 @@ def _bottleneck(
     modelled: estimate.Estimate | None,
     efficiency: float,
     shared: int,
-    held: Occupancy,
     problem: Problem,
     device: Device,
 ) -> str:
     if modelled is None:
         memory_bound = account.problem_intensity(problem) < account.ridge(device)
         return "dram" if memory_bound else "shared" if shared else "global"
-    lost = modelled.ms * (1 - efficiency)
-    return "waves" if lost > 0.25 * modelled.ms else modelled.bottleneck
+    return "waves" if 1 - efficiency > LOST_TO_WAVES else modelled.bottleneck

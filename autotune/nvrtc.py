@@ -34,12 +34,9 @@ class Nvrtc:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        for builtins in sorted(
-            Path(path).parent.glob("libnvrtc-builtins.so.*")
-        ):  # found by its name, once loaded
-            with contextlib.suppress(
-                OSError
-            ):  # of another version, perhaps: NVRTC says so if it misses its own
+        # NVRTC asks for its builtins by bare name, which the loader knows once they are loaded.
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+            with contextlib.suppress(OSError):  # NVRTC says so if it misses its own
                 ctypes.CDLL(str(builtins))
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
