@@ -15,7 +15,7 @@ from autotune.device import Device
 from autotune.errors import ConfigError, Rejected, ToolchainError
 from autotune.occupancy import Occupancy, occupancy
 from autotune.problem import Problem
-from autotune.proof import small_problem
+from autotune.proof import small_problem, workspace_of
 from autotune.render import Source, render
 from autotune.simulator import run_ptx
 from autotune.space import Config, Space
@@ -305,7 +305,7 @@ def _counted(
         source.entry,
         source.launch.grid,
         source.launch.block,
-        (1.0, a, b, float(miniature.beta), c),
+        (1.0, a, b, float(miniature.beta), c, *workspace_of(source)),
         shared_bytes=source.launch.shared_bytes,
         checks=True,
         counters=True,

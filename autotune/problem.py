@@ -14,6 +14,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 MATHS: tuple[Math, ...] = get_args(Math)
 MAX_EXTENT = 2**31 - 1
 FLOAT_BYTES = 4
+MAX_ALIGN = 4  # floats: no access is wider
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,21 @@ class Problem:
         return self.n
 
     @property
+    def align_a(self) -> int:
+        """Floats that the address of A is a multiple of, at least: 1, 2 or 4."""
+        return MAX_ALIGN
+
+    @property
+    def align_b(self) -> int:
+        """The same of B."""
+        return MAX_ALIGN
+
+    @property
+    def align_c(self) -> int:
+        """The same of C."""
+        return MAX_ALIGN
+
+    @property
     def flops(self) -> int:
         """Floating-point operations, 2 m n k: one multiplication and one addition per term."""
         return 2 * self.m * self.n * self.k
@@ -114,6 +130,51 @@ class Problem:
         if self.beta:
             flags += " --beta 1"
         return flags
+
+
+@dataclass(frozen=True)
+class Strided(Problem):
+    """A problem on operands with longer rows, or on addresses that fewer floats divide; never recorded.
+
+    Attributes:
+        lda: Elements from one stored row of A to the next; no fewer than a row has. None: as many.
+        ldb: The same of B.
+        ldc: The same of C.
+        align_a: Floats that the address of A is a multiple of: 1, 2 or 4.
+        align_b: The same of B.
+        align_c: The same of C.
+
+    Raises:
+        ProblemError: A value is out of range.
+    """
+
+    lda: int | None = None  # type: ignore[assignment]  # filled in below
+    ldb: int | None = None  # type: ignore[assignment]
+    ldc: int | None = None  # type: ignore[assignment]
+    align_a: int = MAX_ALIGN
+    align_b: int = MAX_ALIGN
+    align_c: int = MAX_ALIGN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, row in (("lda", self.a_shape[1]), ("ldb", self.b_shape[1]), ("ldc", self.n)):
+            given = getattr(self, name)
+            stride = row if given is None else _integer(name, given)
+            object.__setattr__(self, name, stride)
+            if not row <= stride <= MAX_EXTENT:
+                raise ProblemError(
+                    f"{name} = {stride} is out of range: a row has {row} floats; give {row} to {MAX_EXTENT}"
+                )
+        for name in ("align_a", "align_b", "align_c"):
+            align = _integer(name, getattr(self, name))
+            object.__setattr__(self, name, align)
+            if align not in (1, 2, 4):
+                raise ProblemError(f"{name} = {align} is no alignment: give 1, 2 or 4 floats")
+
+    def __str__(self) -> str:
+        strides = f"lda {self.lda}, ldb {self.ldb}, ldc {self.ldc}"
+        aligned = f"{self.align_a}, {self.align_b}, {self.align_c}"
+        return f"{super().__str__()} ({strides}, aligned to {aligned} floats)"
 
 
 def _integer(name: str, value: object) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.compiler import compile_text
 from autotune.device import Device
 from autotune.errors import Rejected
-from autotune.problem import Problem
-from autotune.render import render
+from autotune.problem import FLOAT_BYTES, Problem
+from autotune.render import Source, render
 from autotune.simulator import run_ptx
 from autotune.space import Config, Space
 from autotune.verify import Verdict, draw_scalars, verify_numpy
@@ -100,6 +101,12 @@ def prove(
     return Verdict(True, nearest.error, nearest.bound, "", inputs)
 
 
+def workspace_of(source: Source) -> tuple[NDArray[np.float32], ...]:
+    """Make the workspace of a kernel for the simulator, if it takes one: the arguments behind C."""
+    size = source.launch.workspace_bytes
+    return (np.zeros(size // FLOAT_BYTES, np.float32),) if size else ()
+
+
 def _executed(
     space: Space, config: Config, problem: Problem, device: Device, seed: int
 ) -> Verdict | Rejected:
@@ -119,7 +126,7 @@ def _executed(
         source.entry,
         source.launch.grid,
         source.launch.block,
-        (alpha, a, b, beta, c),
+        (alpha, a, b, beta, c, *workspace_of(source)),
         shared_bytes=source.launch.shared_bytes,
         max_steps=MOST_STEPS,
     )

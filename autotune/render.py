@@ -28,11 +28,14 @@ class Launch:
         grid: Blocks in x, y, z.
         block: Threads of a block in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
+        workspace_bytes: Device memory that the kernel takes as one more, last argument: all zero before the
+            first launch, for one launch at a time; 0 for none.
     """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         text = _environment(folder).get_template(name).render(names)
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise SpaceError(f"{_place(error, folder / name)}: does not render ({_message(error)})") from error
-    grid, threads, shared_bytes = space.launch(config, problem, device)
+    grid, threads, shared_bytes, workspace_bytes = space.launch(config, problem, device)
     rows = space.block_y(config, problem, device)
     return Source(
         family=space.family,
@@ -87,7 +90,7 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         problem=problem,
         text=text,
         entry=space.family,
-        launch=Launch((grid, 1, 1), (threads // rows, rows, 1), shared_bytes),
+        launch=Launch((grid, 1, 1), (threads // rows, rows, 1), shared_bytes, workspace_bytes),
         code_digest=hashlib.sha256(_code(text).encode()).hexdigest(),
         template_digest=digest,
     )

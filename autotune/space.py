@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autotune.device import Device
 from autotune.errors import ConfigError, SpaceError
+from autotune.paths import data_dir
 from autotune.problem import Problem
 from autotune.spacefile import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice, read_space_file
 
@@ -287,11 +288,19 @@ class Space:
             columns[name] = words[column] if name in self._file.words else column
         return columns
 
-    def launch(self, config: Config, problem: Problem, device: Device) -> tuple[int, int, int]:
-        """Return blocks of the linear grid, threads of a block, and bytes of dynamic shared memory."""
+    def launch(self, config: Config, problem: Problem, device: Device) -> tuple[int, int, int, int]:
+        """Return blocks of the grid, threads of a block, bytes of dynamic shared memory and of workspace."""
         numbers = self._numbers(config, problem, device)
         grid, block, shared = (int(part(numbers)) for part in self._file.launch)
-        return grid, block, shared
+        needed = self._file.workspace_bytes
+        return grid, block, shared, 0 if needed is None else int(needed(numbers))
+
+    def serves(self, problem: Problem, device: Device) -> bool:
+        """Tell whether a search for the problem looks at this family unless told otherwise."""
+        if self._file.serves != problem.math:
+            return False
+        when = self._file.serves_when
+        return when is None or bool(when(self._facts(problem, device)))
 
     def block_y(self, config: Config, problem: Problem, device: Device) -> int:
         """Return the rows into which the threads of a block are arranged."""
@@ -346,6 +355,17 @@ class _Columns(dict[str, Any]):
             codes = [self._file.codes[value] if isinstance(value, str) else value for value in values]
             self[name] = np.array(codes, np.int64)[self._ordinals[name]]
         return self[name]
+
+
+def families(problem: Problem, device: Device) -> list[Space]:
+    """Load the built-in spaces that serve a problem on a device, in the order of their names."""
+    files = sorted(data_dir("search_spaces").glob("*.toml"))
+    return [space for space in map(_built_in, files) if space.serves(problem, device)]
+
+
+@cache
+def _built_in(path: Path) -> Space:
+    return Space.load(path)
 
 
 def adaptation(wanted: Config, fitted: Config) -> str:

@@ -17,7 +17,10 @@ from autotune.paths import data_dir
 from autotune.problem import MATHS
 
 Value = int | str
-FACTS = ("m", "n", "k", "lda", "ldb", "ldc", "beta", "math", "layout_a", "layout_b")
+FACTS = (
+    *("m", "n", "k", "lda", "ldb", "ldc", "align_a", "align_b", "align_c"),
+    *("beta", "math", "layout_a", "layout_b"),
+)
 LIMITS = (
     "capability",
     "sm_count",
@@ -31,7 +34,8 @@ LIMITS = (
     "l2_bytes",
 )
 LAUNCH = ("grid", "block", "shared_bytes")
-BLOCK_Y = "block_y"  # may be left out of [launch]
+OPTIONAL = ("block_y", "workspace_bytes")  # may be left out of [launch]
+SERVES = ("math", "when")
 TEMPLATE_NAMES = ("family", "config_id", "template_digest", "layout")  # what rendering adds
 _KEYS = {
     "parameters": ("values", "known", "meaning"),
@@ -39,7 +43,7 @@ _KEYS = {
     "constraints": ("expr", "reason"),
     "search": ("expr", "reason"),
 }
-_SECTIONS = ("family", "summary", "extends", *_KEYS, "launch", "presets", "ladder")
+_SECTIONS = ("family", "summary", "extends", "serves", *_KEYS, "launch", "presets", "ladder")
 _CHANGEABLE = ("parameters", "constraints", "search", "presets")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
@@ -71,6 +75,9 @@ class SpaceFile:
         rules: Constraints, then search rules.
         launch: Blocks, threads of a block, bytes of dynamic shared memory.
         block_y: Rows into which the threads of a block are arranged; None for one.
+        workspace_bytes: Bytes of workspace that a launch needs; None for none.
+        serves: Arithmetic that the family computes when nothing else is asked for; None for no such family.
+        serves_when: Problems and devices that it serves; None for all.
         presets: Name to a choice for every parameter.
         ladder: The same for steps of the ladder, from which no search starts.
         digest: SHA-256 of the statements; comments and the ladder do not count.
@@ -88,6 +95,9 @@ class SpaceFile:
     rules: tuple[Rule, ...]
     launch: tuple[Expression, ...]
     block_y: Expression | None
+    workspace_bytes: Expression | None
+    serves: str | None
+    serves_when: Expression | None
     presets: dict[str, dict[str, Value]]
     ladder: dict[str, dict[str, Value]]
     digest: str
@@ -227,7 +237,11 @@ class _Reader:
             derived=self.derived,
             rules=rules,
             launch=tuple(self.expression(launch, part, "launch") for part in LAUNCH),
-            block_y=self.expression(launch, BLOCK_Y, "launch") if BLOCK_Y in launch else None,
+            **{
+                part: self.expression(launch, part, "launch") if part in launch else None for part in OPTIONAL
+            },
+            serves=self.math(),
+            serves_when=self.when(),
             presets={
                 name: self.preset("presets", name, entry, family)
                 for name, entry in self.table("presets").items()
@@ -235,6 +249,27 @@ class _Reader:
             ladder=self.ladder(family),
             digest=hashlib.sha256(repr(searched).encode()).hexdigest(),
         )
+
+    def math(self) -> str | None:
+        """Read the arithmetic that the family serves."""
+        table = self.table("serves")
+        if not table:
+            return None
+        math = self.text(table, "math", "serves.math")
+        if math not in MATHS:
+            self.refuse(f"serves.math = {math!r}: give one of {', '.join(MATHS)}")
+        return math
+
+    def when(self) -> Expression | None:
+        """Read the condition under which it does, over the problem and the device alone."""
+        table = self.table("serves")
+        if "when" not in table:
+            return None
+        expression = self.expression(table, "when", "serves")
+        chosen = sorted(expression.names - {*FACTS, *LIMITS})
+        if chosen:
+            self.refuse(f"serves.when uses {chosen[0]!r}: only the problem and the device are known there")
+        return expression
 
     def parameter(self, name: str, entry: dict[str, Any]) -> None:
         self.require_free(name, "parameters")
@@ -295,7 +330,9 @@ class _Reader:
         if not isinstance(table, dict):
             self.refuse(f"[{section}] must be a table")
         if section == "launch":
-            self.require_keys(table, (*LAUNCH, BLOCK_Y), section)
+            self.require_keys(table, (*LAUNCH, *OPTIONAL), section)
+        if section == "serves":
+            self.require_keys(table, SERVES, section)
         for name, entry in table.items() if section in _KEYS else ():
             if not isinstance(entry, dict):
                 self.refuse(f"{section}.{name} must be a table, not {entry!r}")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autotune.errors import ProblemError, UsageError
-from autotune.problem import LAYOUTS, MAX_EXTENT, Problem
+from autotune.problem import LAYOUTS, MAX_EXTENT, Problem, Strided
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,14 @@ def test_key_tells_problems_apart():
 def test_flags_name_the_problem_on_the_command_line():
     assert Problem(1, 2, 3).cli_flags() == "--m 1 --n 2 --k 3"
     assert Problem(1, 2, 3, "tn", 1).cli_flags() == "--m 1 --n 2 --k 3 --layout tn --beta 1"
+
+
+def test_strided_operands() -> None:
+    problem = Strided(5, 6, 7, layout="tn", lda=8, align_b=1)
+    assert (problem.lda, problem.ldb, problem.ldc) == (8, 6, 6)
+    assert (problem.align_a, problem.align_b, problem.align_c) == (4, 1, 4)
+    assert Problem(5, 6, 7).align_a == 4
+    with pytest.raises(ProblemError, match="lda = 4 is out of range: a row has 5 floats"):
+        Strided(5, 6, 7, layout="tn", lda=4)
+    with pytest.raises(ProblemError, match="align_c = 3 is no alignment: give 1, 2 or 4 floats"):
+        Strided(5, 6, 7, align_c=3)

@@ -234,7 +234,7 @@ def test_wrong_types_anywhere_raise_nothing_else() -> None:
 
 def test_each_missing_and_each_unknown_key_is_named() -> None:
     original = json.loads(TEXT)
-    free = {"config", "outcomes", "clocks"}  # objects whose keys are not fixed
+    free = {"config", "outcomes", "clocks", "stages"}  # objects whose keys are not fixed
     checked = 0
     for at in places(original):
         inner = original
@@ -290,7 +290,7 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         (("created",), "today", "$.created: expected text that matches"),
         (("family",), "../../x", "$.family: expected text that matches"),
         (("device", "name"), "a\nb", "$.device.name: expected printable characters, got 'a\\nb'"),
-        (("schema",), 0, "$.schema: expected 1, got 0"),
+        (("schema",), 0, "$.schema: expected 2, got 0"),
         ((), [], "$: expected an object, got a list"),
     ],
 )
@@ -299,8 +299,8 @@ def test_the_message_leads_to_the_fault(at: tuple[str | int, ...], new: Any, mes
 
 
 def test_a_newer_schema_is_refused_before_its_keys_are_judged() -> None:
-    message = fault('{"schema": 2, "unheard_of": 1}')
-    assert message.startswith("schema 2 is newer than 1, the latest this version reads: update")
+    message = fault('{"schema": 3, "unheard_of": 1}')
+    assert message.startswith("schema 3 is newer than 2, the latest this version reads: update")
 
 
 def test_outcomes_know_every_rejection_kind() -> None:
@@ -377,10 +377,10 @@ def test_a_broken_file_is_set_aside_with_one_warning(content: bytes, tmp_path: P
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     path = records.write(make_record(), root=tmp_path)
-    path.write_text('{"schema": 2}')
-    with pytest.raises(RecordError, match="schema 2 is newer"):
+    path.write_text('{"schema": 3}')
+    with pytest.raises(RecordError, match="schema 3 is newer"):
         records.find(H200, "sgemm", PROBLEM, root=tmp_path)
-    assert path.read_text() == '{"schema": 2}'
+    assert path.read_text() == '{"schema": 3}'
 
 
 def test_read_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -498,3 +498,21 @@ def test_import_stays_light() -> None:
     code += f"print(*(set('{heavy}'.split()) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_record_of_schema_1_is_migrated() -> None:
+    old = json.loads(TEXT)
+    old["schema"] = 1
+    for part, keys in {
+        "launch": ["workspace_bytes"],
+        "cublas": ["version"],
+        "search": ["resumed", "stages"],
+    }.items():
+        for key in keys:
+            del old[part][key]
+    record = from_json(json.dumps(old), "x")
+    assert (record.schema, record.launch.workspace_bytes, record.search.stages) == (2, 0, {})
+    assert record.cublas is not None
+    assert record.cublas.version is None
+    old["launch"] = 3
+    assert fault(json.dumps(old)).startswith("$.launch: expected an object, got an int, 3")

@@ -4,6 +4,7 @@ import itertools
 import random
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from autotune.device import known_devices, named_device
 from autotune.errors import ConfigError, SpaceError
+from autotune.paths import data_dir
 from autotune.problem import LAYOUTS, Problem
-from autotune.space import Config, Space
+from autotune.space import Config, Space, families
 
 H200 = named_device("h200")
 CUBE = Problem(4096, 4096, 4096)
@@ -135,7 +137,7 @@ def test_no_listed_point_breaks_a_constraint(m, n, k, layout, device, data):
     for index in data.draw(st.lists(st.integers(0, len(legal) - 1), min_size=1, max_size=8)):
         config = legal.config(index)
         assert space.violations(config, problem, device) == []
-        grid, block, shared_bytes = space.launch(config, problem, device)
+        grid, block, shared_bytes, _ = space.launch(config, problem, device)
         assert 1 <= grid <= 2**31 - 1
         assert 32 <= block <= device.max_threads_per_block
         assert block % 32 == 0
@@ -296,7 +298,7 @@ def test_values_are_numbers_and_words(write):
 def test_launch(write):
     space = Space.load(write(SMALL))
     config = space.config({"BM": 16, "loader": "reg", "BN": 8, "stages": 2})
-    assert space.launch(config, Problem(17, 9, 4), H200) == (2 * 2, 64, 4 * 16 * 8 * 2)
+    assert space.launch(config, Problem(17, 9, 4), H200) == (2 * 2, 64, 4 * 16 * 8 * 2, 0)
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -559,3 +561,23 @@ def test_a_search_starts_from_the_legal_points_nearest_to_the_presets():
     assert len(starts) == len(set(starts))
     assert set(starts) == {legal.nearest(preset) for preset in space.presets.values()}
     assert legal.config(starts[0]) == next(iter(space.presets.values()))
+
+
+def test_families_are_those_that_serve_the_problem() -> None:
+    assert "sgemm" in [space.family for space in families(Problem(64, 64, 64), H200)]
+    assert not {"naive", "coalesced"} & {space.family for space in families(Problem(1, 1, 1), H200)}
+
+
+def test_serves_knows_the_problem_and_the_device_alone(tmp_path: Path) -> None:
+    text = data_dir("search_spaces").joinpath("naive.toml").read_text()
+    path = tmp_path / "naive.toml"
+    path.write_text(text + '\n[serves]\nmath = "ffma"\nwhen = "m <= 4 and capability >= 80"\n')
+    space = Space.load(path)
+    assert space.serves(Problem(4, 9, 9), H200)
+    assert not space.serves(Problem(5, 9, 9), H200)
+    path.write_text(text + '\n[serves]\nmath = "ffma"\nwhen = "num_threads > 4"\n')
+    with pytest.raises(SpaceError, match=r"naive.toml: serves.*num_threads"):
+        Space.load(path)
+    path.write_text(text + '\n[serves]\nmath = "fp8"\n')
+    with pytest.raises(SpaceError, match=r"serves.math = 'fp8': give one of ffma"):
+        Space.load(path)

@@ -141,6 +141,11 @@ class Multiplication:
     def __init__(self, gpu: Gpu, cubin: bytes, entry: str, launch: Launch) -> None:
         self._enqueue = LoadedModule(gpu, cubin).kernel(entry, launch.shared_bytes)
         self._launch = launch
+        self._workspace: tuple[np.uint64, ...] = ()
+        if launch.workspace_bytes:
+            self._memory = gpu.allocate(launch.workspace_bytes)
+            gpu.fill(self._memory.ptr, 0, launch.workspace_bytes)
+            self._workspace = (np.uint64(self._memory.ptr),)
 
     def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> None:
         """Enqueue one call."""
@@ -152,6 +157,7 @@ class Multiplication:
             np.uint64(b),
             np.float32(beta),
             np.uint64(c),
+            *self._workspace,
         )
 
 

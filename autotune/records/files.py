@@ -15,7 +15,7 @@ from autotune.errors import RecordError
 from autotune.paths import cache_dir
 from autotune.problem import Problem
 from autotune.records import jsontext, typed
-from autotune.records.schema import SCHEMA, Record, RecordedDevice
+from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
 
 if TYPE_CHECKING:
     from autotune.render import Source
@@ -62,7 +62,7 @@ def from_json(text: str, where: Path | str) -> Record:
     """
     value = jsontext.load(text, where)
     typed.refuse_newer(value, SCHEMA, where)
-    return typed.build(Record, value, where)
+    return typed.build(Record, migrated(value), where)
 
 
 def write(record: Record, *, root: Path | None = None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
@@ -12,12 +12,13 @@ from autotune.errors import REJECTION_KINDS, RecordError
 from autotune.problem import Problem
 from autotune.records.typed import Limit, ReadOnly
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 OUTCOMES = ("measured", "estimated", *REJECTION_KINDS)
 
 Count = Annotated[int, Limit(least=0)]
 Size = Annotated[int, Limit(least=1)]
 Milliseconds = Annotated[float, Limit(above=0)]
+Seconds = Annotated[float, Limit(least=0)]
 Quantiles = tuple[Milliseconds, Milliseconds, Milliseconds]
 Text = Annotated[str, Limit(pattern=".+")]
 Name = Annotated[str, Limit(pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*")]
@@ -59,11 +60,12 @@ class RecordedDevice:
 
 @dataclass(frozen=True)
 class Launch:
-    """How the kernel is launched: blocks, threads of a block, bytes of dynamic shared memory."""
+    """How a kernel is launched: blocks, threads of a block, bytes of dynamic shared memory and workspace."""
 
     grid: tuple[Size, Size, Size]
     block: tuple[Size, Size, Size]
     shared_bytes: Count
+    workspace_bytes: Count = 0
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,17 @@ class Timing:
 
 @dataclass(frozen=True)
 class Cublas:
-    """The baseline, interleaved with the winner in one run; ``kernel`` is None where its name is unknown."""
+    """The baseline, interleaved with the winner in one run.
+
+    Attributes:
+        median_ms: Median of the samples, per launch.
+        kernel: What it launched; None where the driver does not tell.
+        version: Of the library, such as "13.1.0"; None where it was not asked.
+    """
 
     median_ms: Milliseconds
     kernel: Text | None
+    version: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -150,22 +159,27 @@ class Search:
         legal: Legal candidates there are.
         outcomes: Candidates by what became of them: "measured" (or "estimated") and the rejection kinds.
         seed: Of its random choices.
+        resumed: Candidates among the seen whose outcome came from the log of an earlier search.
+        stages: Seconds of each stage of the run.
     """
 
     strategy: Text
     budget: Count | Text
-    seconds: Annotated[float, Limit(least=0)]
+    seconds: Seconds
     complete: bool
     seen: Count
     legal: Count
     outcomes: Mapping[Name, Count]
     seed: int | None
+    resumed: Count = 0
+    stages: Mapping[Name, Seconds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.outcomes if name not in OUTCOMES]
         if unknown:
             raise RecordError(f"unknown outcome {unknown[0]!r}: expected one of {', '.join(OUTCOMES)}")
         object.__setattr__(self, "outcomes", ReadOnly(self.outcomes))
+        object.__setattr__(self, "stages", ReadOnly(self.stages))
 
 
 @dataclass(frozen=True)
@@ -201,7 +215,7 @@ class Record:
         RecordError: The parts contradict each other.
     """
 
-    schema: Literal[1] = SCHEMA
+    schema: Literal[2] = SCHEMA
     evidence: Literal["measured", "estimated"]
     problem: Problem
     device: RecordedDevice
@@ -235,6 +249,24 @@ class Record:
             datetime.fromisoformat(self.created)
         except ValueError as error:
             raise RecordError(f"created is not a time: {error}") from None
+
+
+def migrated(value: object) -> object:
+    """Bring the parsed content of an older record to this schema; what is none of them stays as it is.
+
+    Schema 1 knew no workspace, no version of cuBLAS, no resumed search and no stages.
+    """
+    if not (isinstance(value, dict) and type(value.get("schema")) is int and value["schema"] == 1):
+        return value
+    added = {
+        "launch": {"workspace_bytes": 0},
+        "cublas": {"version": None},
+        "search": {"resumed": 0, "stages": {}},
+    }
+    return value | {
+        "schema": SCHEMA,
+        **{name: value[name] | parts for name, parts in added.items() if isinstance(value.get(name), dict)},
+    }
 
 
 def _ascending(quantiles: tuple[float, ...]) -> None:
