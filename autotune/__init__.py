@@ -26,7 +26,7 @@ from autotune.problem import Problem
 
 if TYPE_CHECKING:
     from autotune.device import Device, current_device, named_device
-    from autotune.kernel import Kernel, best_kernel
+    from autotune.kernel import Kernel, best_kernel, matmul
     from autotune.progress import Budget
     from autotune.render import Source
     from autotune.simulator import simulate
@@ -44,6 +44,7 @@ _HOMES = {
     "Space": "space",
     "best_kernel": "kernel",
     "current_device": "device",
+    "matmul": "kernel",
     "named_device": "device",
     "simulate": "simulator",
     "tune": "tuner",
@@ -69,6 +70,7 @@ __all__ = [
     "UsageError",
     "best_kernel",
     "current_device",
+    "matmul",
     "named_device",
     "simulate",
     "tune",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autotune.device import Device
 from autotune.errors import DeviceError
-from autotune.problem import FLOAT_BYTES, Problem
+from autotune.problem import FLOAT_BYTES, Math, Problem
 
 
 def global_loads(k: int, BM: int, BN: int) -> float:
@@ -46,20 +46,20 @@ def problem_intensity(problem: Problem) -> float:
     return problem.flops / problem.operand_bytes
 
 
-def ridge(device: Device) -> float:
-    """Give the FLOP per byte at which compute and memory take equally long: FP32 peak / memory bandwidth.
+def ridge(device: Device, math: Math = "ffma") -> float:
+    """Give the FLOP per byte at which compute and memory take equally long: peak / memory bandwidth.
 
     Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
 
     Raises:
         DeviceError: The device's clock or bandwidth is unknown.
     """
-    _require_speeds(device)
-    return device.peak_gflops / device.bandwidth_gbs
+    _require_speeds(device, math)
+    return device.peak(math) / device.bandwidth_gbs
 
 
 def roofline_ms(problem: Problem, device: Device) -> float:
-    """Give the time below which no FP32 kernel gets: max(flops / peak, bytes / bandwidth), in ms.
+    """Give the ms below which no kernel of the problem's math gets: max(flops / peak, bytes / bandwidth).
 
     The bytes are A and B once and C once, or twice where beta reads it. It counts neither a launch nor caches
     that still hold an operand.
@@ -67,8 +67,9 @@ def roofline_ms(problem: Problem, device: Device) -> float:
     Raises:
         DeviceError: The device's clock or bandwidth is unknown.
     """
-    _require_speeds(device)
-    return max(problem.flops / device.peak_gflops, traffic_bytes(problem) / device.bandwidth_gbs) * 1e-6
+    _require_speeds(device, problem.math)
+    compute = problem.flops / device.peak(problem.math)
+    return max(compute, traffic_bytes(problem) / device.bandwidth_gbs) * 1e-6
 
 
 def traffic_bytes(problem: Problem) -> int:
@@ -76,7 +77,9 @@ def traffic_bytes(problem: Problem) -> int:
     return problem.operand_bytes + (FLOAT_BYTES * problem.m * problem.n if problem.beta else 0)
 
 
-def _require_speeds(device: Device) -> None:
+def _require_speeds(device: Device, math: Math) -> None:
+    if not device.peak(math) and device.clock_mhz:
+        raise DeviceError(f"the peak of {math} on {device.name} is unknown: give a device that has TF32")
     if not (device.clock_mhz and device.bandwidth_gbs):
         raise DeviceError(
             f"the speed of {device.name} is unknown (clock {device.clock_mhz} MHz, "

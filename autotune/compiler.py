@@ -22,8 +22,10 @@ OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
 _NO_CACHE = "--no-cache"  # a hit in NVRTC's own cache, in use where there is a driver, leaves the log empty
 _CACHE_SINCE = (12, 9)
 MAX_WORKERS = 32  # each holds about 110 MB
+NICENESS = 5  # compilers yield to the GPU's process and to the one that proposes
 _CANDIDATE_FAULTS = (1, 6, 11)  # nvrtcResult: out of memory, compilation, internal error
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_ARCHITECTURE = re.compile(r"^// architecture (sm_\d+[af])\b", re.MULTILINE)
 _ERROR = re.compile(r"^(?!.*\b(?:warning|note) #)\S.*?\b(?:error|fatal)\b[ #\w-]*: .*$", re.MULTILINE)
 
 
@@ -65,8 +67,17 @@ class Binary:
         return hashlib.sha256(self.cubin).hexdigest()
 
 
+def stated_arch(text: str, arch: str) -> str:
+    """Return what a text is compiled for on ``arch``: itself, or its variant that the text states."""
+    stated = _ARCHITECTURE.search(text)
+    return stated[1] if stated and stated[1][:-1] == arch else arch
+
+
 def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> Binary | Rejected:
     """Compile CUDA text for one architecture; the same input gives an equal result.
+
+    A text with instructions that one architecture alone has, such as wgmma, says so in a line of its own,
+    ``// architecture sm_90a``: for "sm_90" it is then compiled with them.
 
     Args:
         text: CUDA C++ that declares ``entry`` as ``extern "C" __global__``.
@@ -81,7 +92,7 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
         ToolchainError: NVRTC is missing or refuses the architecture or an option; the text lacks the entry.
     """
     library = nvrtc()
-    target = library.resolve(arch)
+    target = library.resolve(stated_arch(text, arch))
     uncached = (_NO_CACHE,) if library.version >= _CACHE_SINCE else ()
     given = (f"--gpu-architecture={target}", *OPTIONS, *uncached, *options)
     start = time.perf_counter()
@@ -136,6 +147,12 @@ def _first_error(log: str) -> str:
 
 def serve(connection: Connection) -> None:
     """Answer, in a child, each (text, entry, arch, options) with a Binary, Rejected or ToolchainError."""
+    with contextlib.suppress(
+        OSError
+    ):  # if memory runs out, better a compiler than the process that keeps trials
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
     with contextlib.suppress(ToolchainError):  # told to the first request
         nvrtc()
     for job in requests(connection):
@@ -156,6 +173,7 @@ class _Worker:
     child: Child
     job: _Job | None = None
     deadline: float = 0.0
+    forgotten: bool = False  # nobody wants the outcome of the job
 
 
 class CompilePool:
@@ -198,7 +216,7 @@ class CompilePool:
     @property
     def pending(self) -> int:
         """Compiles submitted and not yet collected."""
-        return len(self._busy) + len(self._queue) + len(self._finished)
+        return sum(not worker.forgotten for worker in self._busy) + len(self._queue) + len(self._finished)
 
     @property
     def waitables(self) -> list[Connection]:
@@ -229,6 +247,13 @@ class CompilePool:
                 return finished
             limit = min(worker.deadline for worker in self._busy) - time.monotonic()
             wait(self.waitables, max(0.0, min(remaining, limit)))
+
+    def drop(self) -> None:
+        """Forget what was not collected; a compile that runs goes on, within its limit, for nobody."""
+        self._queue.clear()
+        self._finished.clear()
+        for worker in self._busy:
+            worker.forgotten = True
 
     def close(self) -> None:
         """Kill every child and forget what was not collected."""
@@ -268,7 +293,9 @@ class CompilePool:
             key, worker.job = worker.job.key, None
             if isinstance(outcome, ToolchainError):
                 raise outcome
-            self._finished.append((key, outcome))
+            if not worker.forgotten:
+                self._finished.append((key, outcome))
+            worker.forgotten = False
 
     def _dispatch(self) -> None:
         """Hand waiting compiles to idle workers, starting processes up to the limit."""

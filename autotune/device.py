@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.errors import DeviceError, UsageError
 from autotune.paths import install_command
+from autotune.problem import Math
 
 REGISTERS_PER_SM = 65536  # every compute capability from 7.5 to 12.0
 REGISTERS_PER_THREAD = 255
@@ -87,6 +88,21 @@ class Device:
         return 2e-3 * self.sm_count * self.fp32_lanes_per_sm * self.clock_mhz
 
     @property
+    def tf32_multiplies_per_sm(self) -> int:
+        """TF32 fused multiply-adds that the tensor cores of one SM can do per clock; 0 without TF32.
+
+        Source: NVIDIA's architecture whitepapers (A100, GA102, AD102, H100, Blackwell), dense.
+        """
+        consumer = dict.fromkeys((86, 87, 89, 120, 121), 128)
+        return {80: 512, 90: 1024, 100: 2048, 103: 2048, **consumer}.get(self.capability, 0)
+
+    def peak(self, math: Math) -> float:
+        """Peak of an arithmetic, GFLOP/s of 2mnk; 0 if the clock is unknown or there is no such unit."""
+        if math == "3xtf32":  # three products for each
+            return 2e-3 * self.sm_count * self.tf32_multiplies_per_sm * self.clock_mhz / 3
+        return self.peak_gflops
+
+    @property
     def slug(self) -> str:
         """The name as a folder name: letters, digits and underscores."""
         return slug_of(self.name, self.mig)
@@ -133,6 +149,49 @@ def has_gpu() -> bool:
         return ctypes.CDLL("libcuda.so.1").cuInit(0) not in _NOBODY_THERE
     except OSError:
         return False
+
+
+def gpu_count() -> int:
+    """Count the GPUs that this process sees, as the driver says; 0 without one."""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return 0
+    except OSError:
+        return 0
+    return count.value
+
+
+def chosen_gpus(text: str, count: int) -> list[int]:
+    """Read "all", a number of GPUs, or a list of ordinals such as "0,1".
+
+    Args:
+        text: As the user wrote it.
+        count: GPUs that this process sees.
+
+    Raises:
+        DeviceError: There are none.
+        UsageError: It is none of these, or asks for a GPU that is not there.
+    """
+    if not count:
+        raise DeviceError(_NO_DRIVER)
+    there = f"this process sees {count} ({'ordinal 0' if count == 1 else f'ordinals 0 to {count - 1}'})"
+    words = [word.strip() for word in text.split(",")]
+    if text == "all":
+        return list(range(count))
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise UsageError(f"GPUs {text!r} are not understood: give all, a number, or ordinals such as 0,1")
+    numbers = [int(word) for word in words]
+    if len(words) == 1 and numbers[0]:
+        if numbers[0] > count:
+            raise UsageError(f"{numbers[0]} GPUs were asked for, and {there}")
+        return list(range(numbers[0]))
+    missing = [number for number in numbers if number >= count]
+    if missing:
+        raise UsageError(f"GPU {missing[0]} does not exist: {there}")
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(f"GPUs {text!r} name one twice: give each once")
+    return numbers
 
 
 def current_device(ordinal: int = 0) -> Device:

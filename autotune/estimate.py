@@ -6,12 +6,14 @@ largest, smoothed, of these times:
     issue    warp instructions through four schedulers, slowed where few warps hide each other's latency
     shared   cycles of the shared-memory unit: fragment reads and tile copies
     fetch    instructions streamed past a cache that the main loop overflows
-    stall    one buffer only: load and compute in turn
+    stall    what the buffers leave of the way to memory: with one, load and compute take turns
     L2       tile bytes through the SM's port to L2
 
-Times steps, times the blocks that the busiest SM works through; not below what device memory needs. Constants
-without a source were fitted on an H200 (NVRTC 13.0), the same for all sizes: 3,057 configs of a sweep at 4096
-cubed, 662 that tuning runs chose and 340 drawn at random at 1024 and 4096 cubed.
+Times steps, times the blocks that the busiest SM works through, and what adding up parts of k takes; not
+below what device memory needs. Constants without a source were fitted on an H200 (NVRTC 13.0), the same for
+all sizes: 3,057 configs of a sweep at 4096 cubed, 662 that tuning runs chose and 340 drawn at random at 1024
+and 4096 cubed; those of waiting, of operands kept along k and of parts of k on 1,400 of short searches on 15
+shapes, from 256 cubed to 32 x 18944 x 3584.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune import streaming, tensor_model
 from autotune.account import traffic_bytes
 from autotune.device import Device
 from autotune.errors import ConfigError, DeviceError
@@ -40,7 +43,10 @@ COPY_CLOCKS = 2.0  # shared-memory unit, one copy by a warp
 LOOP_CACHE_BYTES = 32768  # instruction cache that a main loop must fit into
 INSTRUCTION_BYTES = 16  # since Volta
 FETCH_CLOCKS = 2.0  # per instruction of a loop that does not fit; one fetch serves two warps of a scheduler
-GLOBAL_LATENCY = 600.0  # clocks from a global load to its data
+GLOBAL_LATENCY = 850.0  # clocks from a global load to its data
+WAIT_CLOCKS = 800.0  # at least, of a step, for what was asked for one buffer earlier
+KEPT_SHARE = 0.17  # of the issue slots, lost to register banks for each operand that is kept along k
+MEETING_CLOCKS = 5000.0  # for blocks to keep their partial sums, count themselves in, and one to go on
 L2_BYTES_PER_CLOCK = 48.0  # per SM: 5120 bytes per clock for 108 SMs, NVIDIA A100 whitepaper
 SHARPNESS = 10.0  # exponent of the smoothed maximum
 
@@ -73,6 +79,10 @@ NAMES = frozenset(
     | {"transpose_a", "a_transposes", "b_along_k", "vec_a", "vec_b", "a_pieces", "b_pieces", "loader"}
     | {"stages", "fragment_pipeline", "unroll_stages", "min_blocks"}
 )
+# The same, with the value of a family that lacks the choice.
+CHOICES: dict[str, Any] = dict.fromkeys(
+    ("split_k", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"), 1
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,11 @@ class Estimate:
         """Name of the resource that takes longest alone, such as "issue"."""
         times = {name: time for name, time in self.parts.items() if name.endswith("_ms")}
         return max(times, key=lambda name: times[name]).removesuffix("_ms")
+
+
+def knows(values: Mapping[str, Any]) -> bool:
+    """Tell whether there is a model for a family, by the names of its values."""
+    return values.keys() >= NAMES or values.keys() >= streaming.NAMES or tensor_model.knows(values)
 
 
 def estimate(
@@ -185,9 +200,15 @@ def _parts(
     v: Mapping[str, Any], problem: Problem, device: Device, registers: Any, spill_bytes: Any
 ) -> dict[str, Any]:
     """Give "ms", "blocks", "registers", "spill_bytes" and every part; numbers or columns."""
+    if v.keys() >= streaming.NAMES:
+        return streaming.parts(v, problem, device, registers, spill_bytes)
+    if tensor_model.knows(v):
+        return tensor_model.parts(v, problem, device, registers, spill_bytes)
     if registers is None:
         registers, spill_bytes = predicted_registers(v, device)
-    threads, grid = v["num_threads"], v["tiles_m"] * v["tiles_n"]
+    v = {**CHOICES, **v}
+    threads, grid = v["num_threads"], v["tiles_m"] * v["tiles_n"] * v["split_k"]
+    steps = -(-v["tiles_k"] // v["split_k"])
     limits = block_limits(device, registers, threads, v["smem_bytes"])
     blocks = np.minimum.reduce([np.asarray(limit) for limit in limits.values()])
 
@@ -197,7 +218,8 @@ def _parts(
     warps = threads // WARP
     scheduled = resident * warps / SCHEDULERS  # warps of one scheduler
 
-    ffmas = v["TM"] * v["TN"] * v["BK"]
+    depth = v["BK"] / v["warps_k"]  # of a step, for one warp
+    ffmas = v["TM"] * v["TN"] * depth
     slots, reads = _instructions(v, ffmas)
     unrolled = np.where(v["unroll_stages"] == 1, v["stages"], 1)  # steps in the main loop's code
     spill_slots = SPILL_SLOTS * spill_bytes / unrolled
@@ -206,23 +228,30 @@ def _parts(
     # Clocks of one step along k of all resident blocks.
     pipe = ffmas * WARP * SCHEDULERS / device.fp32_lanes_per_sm  # 64 lanes take an FFMA every second clock
     latency = scheduled / (scheduled + LATENCY_WARPS)
-    exposed = np.where(v["fragment_pipeline"] == 1, 0, EXPOSED_READ * v["BK"]) / scheduled
-    issue = scheduled * (np.maximum(slots, pipe) + exposed) / latency
+    exposed = np.where(v["fragment_pipeline"] == 1, 0, EXPOSED_READ * depth) / scheduled
+    kept = (1 - v["transpose_a"]) + (1 - v["transpose_b"])  # operands kept along k
+    banks = np.where(v["read_k"] > 1, 1 + KEPT_SHARE * kept, 1)
+    issue = scheduled * (np.maximum(slots, pipe) * banks + exposed) / latency
     copies = (v["a_pieces"] + v["b_pieces"]) / WARP
     shared = resident * (warps * reads + COPY_CLOCKS * copies)
     loop_bytes = INSTRUCTION_BYTES * slots * unrolled
     fetch = np.where(loop_bytes > LOOP_CACHE_BYTES, FETCH_CLOCKS * slots * np.maximum(1, scheduled / 2), 0)
-    stall = np.where(v["stages"] == 1, GLOBAL_LATENCY + warps / SCHEDULERS * slots, 0)
+    alone = GLOBAL_LATENCY + warps / SCHEDULERS * slots
+    stall = np.where(v["stages"] == 1, alone, WAIT_CLOCKS / np.maximum(1, v["stages"] - 1))
     l2 = resident * FLOAT_BYTES * v["BK"] * (v["BM"] + v["BN"]) / L2_BYTES_PER_CLOCK
     clocks = {"issue": issue, "shared": shared, "fetch": fetch, "stall": stall, "l2": l2}
     step = sum(time**SHARPNESS for time in clocks.values()) ** (1 / SHARPNESS)
 
     rounds = queue / resident
     ms_per_clock = 1e-3 / device.clock_mhz
-    steps_ms = rounds * v["tiles_k"] * ms_per_clock
+    steps_ms = rounds * steps * ms_per_clock
+    added = np.where(v["sum_groups"] > 1, v["sum_group"] + v["sum_groups"], v["sum_group"])
+    meetings = np.where(v["split_k"] == 1, 0, np.where(v["sum_groups"] > 1, 2, 1))
+    tile_bytes = FLOAT_BYTES * v["BM"] * v["BN"]
+    sums = np.where(meetings > 0, meetings * MEETING_CLOCKS + added * tile_bytes / L2_BYTES_PER_CLOCK, 0)
     dram_ms = traffic_bytes(problem) / device.bandwidth_gbs * 1e-6 if device.bandwidth_gbs else 0.0
     return {
-        "ms": np.maximum(step * steps_ms + rounds * GLOBAL_LATENCY * ms_per_clock, dram_ms),
+        "ms": np.maximum(step * steps_ms + (rounds * GLOBAL_LATENCY + sums) * ms_per_clock, dram_ms),
         "blocks": blocks,
         "registers": registers,
         "spill_bytes": spill_bytes,
@@ -239,23 +268,30 @@ def _instructions(v: Mapping[str, Any], ffmas: Any) -> tuple[Any, Any]:
     """Give, for one warp and step, its issue slots without spills, and shared-memory clocks of its reads."""
     width_m, width_n = np.minimum(v["VM"], 4), np.minimum(v["VN"], 4)
     width_m = np.where(v["transpose_a"] == 1, width_m, 1)
-    reads_m, reads_n = v["BK"] * v["TM"] / width_m, v["BK"] * v["TN"] / width_n
+    width_n = np.where(v["transpose_b"] == 1, width_n, 1)
+    width_m = np.where((v["transpose_a"] == 0) & (v["read_k"] > 1), v["read_k"], width_m)
+    width_n = np.where((v["transpose_b"] == 0) & (v["read_k"] > 1), v["read_k"], width_n)
+    depth = v["BK"] / v["warps_k"]
+    reads_m, reads_n = depth * v["TM"] / width_m, depth * v["TN"] / width_n
     # Lanes n and n^1 share A unless the lane grid has one column; n and n^2 share B if it has at most two.
     clocks_m = np.where(v["LN"] > 1, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_m / 4
     clocks_n = np.where(v["LN"] <= 2, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_n / 4
 
     copies_a, copies_b = v["a_pieces"] / v["num_threads"], v["b_pieces"] / v["num_threads"]
     stores_a = copies_a * np.where(v["a_transposes"], v["vec_a"], 1)  # one float each where they transpose
-    stores_b = copies_b * np.where(v["b_along_k"], v["vec_b"], 1)
+    across_b = np.logical_and(v["b_along_k"], v["transpose_b"] == 1)
+    stores_b = copies_b * np.where(across_b, v["vec_b"], 1)
     copies = copies_a + copies_b + np.where(v["loader"] == "reg", stores_a + stores_b, 0)
-    addresses = np.where(v["unroll_stages"] == 1, 0, STAGE_SLOTS * v["BK"])
+    addresses = np.where(v["unroll_stages"] == 1, 0, STAGE_SLOTS * depth)
     slots = ffmas + reads_m + reads_n + COPY_SLOTS * copies + addresses
     return slots, reads_m * clocks_m + reads_n * clocks_n
 
 
 def _require(values: Mapping[str, Any], device: Device) -> None:
     missing = sorted(NAMES - values.keys())
-    if missing:
+    if not knows(values):
         raise ConfigError(f"no estimate for this family: the model needs {', '.join(missing)}")
     if not device.clock_mhz:
         raise DeviceError(f"no estimate for {device.name}: its clock is unknown")
+    if missing and not device.bandwidth_gbs:
+        raise DeviceError(f"no estimate for {device.name}: its memory bandwidth is unknown")

@@ -14,7 +14,7 @@ from autotune.compiler import Binary, compile_text
 from autotune.device import Device
 from autotune.errors import ConfigError, Rejected, ToolchainError
 from autotune.occupancy import Occupancy, occupancy
-from autotune.problem import Problem
+from autotune.problem import Math, Problem
 from autotune.proof import small_problem, workspace_of
 from autotune.render import Source, render
 from autotune.simulator import run_ptx
@@ -34,6 +34,10 @@ RELIEF = {  # bottleneck: (what it means, the change that would relieve it)
         "instruction issue: FFMAs and what is issued beside them fill the schedulers",
         "a larger thread tile (TM, TN) or wider copies issue fewer other instructions per FFMA",
     ),
+    "tensor": (
+        "the tensor cores: each FP32 product is three of theirs",
+        "nothing but fewer blocks in the last wave, or less issued beside them",
+    ),
     "shared": (
         "shared memory: fragment reads and tile copies fill its pipe",
         "a larger or squarer thread tile (TM, TN) reads fewer floats per FFMA",
@@ -43,8 +47,8 @@ RELIEF = {  # bottleneck: (what it means, the change that would relieve it)
         "a smaller BK, fewer stages, or unroll_stages = 0 shorten the loop",
     ),
     "stall": (
-        "latency: with one buffer, loading and computing take turns",
-        "a second buffer (stages = 2) overlaps them",
+        "latency: the way to memory is longer than what the buffers cover",
+        "more buffers (stages) cover more of it, more warps hide it",
     ),
     "l2": ("L2 bandwidth: tiles are loaded too often", "a larger block tile (BM, BN) loads less per output"),
     "dram": (
@@ -60,6 +64,27 @@ RELIEF = {  # bottleneck: (what it means, the change that would relieve it)
         "stage tiles in shared memory, or give each thread more outputs",
     ),
 }
+
+
+TENSOR_RELIEF = {  # the same, where it differs for a kernel on tensor cores
+    "issue": (
+        "instruction issue: operands are split, copied and read, and sums promoted, beside the tensor cores",
+        "a larger tile (BM, BN; WM, WN) splits and reads less for each product, a longer promote adds less",
+    ),
+    "shared": (
+        "shared memory: fragments, tile copies and what is split fill its pipe",
+        "a larger warp or block tile reads fewer floats for each product",
+    ),
+    "stall": (
+        "latency: the way to memory is longer than what the buffers cover, and warpgroups wait at barriers",
+        "more buffers (stages), a third for what is split (splits = 3), or a second block on an SM hide it",
+    ),
+}
+
+
+def relief(bottleneck: str, math: Math) -> tuple[str, str]:
+    """Say what a bottleneck means for kernels of a math, and what would relieve it."""
+    return {**RELIEF, **(TENSOR_RELIEF if math != "ffma" else {})}[bottleneck]
 
 
 @dataclass(frozen=True)
@@ -99,7 +124,7 @@ class Account:
         tile_intensity: FLOP per byte of a block tile.
         problem_intensity: FLOP per byte of the problem, operands moved once.
         ridge: FLOP per byte above which the device computes rather than moves.
-        roofline_ms: Floor: no FP32 kernel is faster on this device.
+        roofline_ms: Floor: no kernel of the problem's math is faster on this device.
         loop: Instruction mix of the main loop, from the machine code.
         traffic: "global ld", "global st", "shared ld", "shared st" and "copy" (cp.async) of the miniature.
         miniature: The small problem that the traffic was counted on.
@@ -109,7 +134,7 @@ class Account:
         estimate_ms: Static estimate, an order and no claim; None for families it does not model.
         estimate_parts: Its parts, ms.
         median_ms: Measured, from the record.
-        bottleneck: Key of `RELIEF`.
+        bottleneck: Key of `RELIEF`, see `relief`.
     """
 
     title: str
@@ -172,8 +197,9 @@ class Account:
             else {
                 "instructions": loop.instructions,
                 "code_bytes": loop.code_bytes,
-                "ffma_share": loop.share("FFMA"),
-                "lds_per_ffma": loop.ratio("LDS"),
+                "multiply": loop.multiply,
+                "multiply_share": loop.share(loop.multiply),
+                "lds_per_multiply": loop.ratio("LDS"),
                 "opcodes": dict(loop.opcodes),
             },
             "traffic": {
@@ -191,8 +217,8 @@ class Account:
             "gflops": self.gflops,
             "vs_cublas": self.vs_cublas,
             "bottleneck": self.bottleneck,
-            "because": RELIEF[self.bottleneck][0],
-            "relief": RELIEF[self.bottleneck][1],
+            "because": relief(self.bottleneck, self.problem.math)[0],
+            "relief": relief(self.bottleneck, self.problem.math)[1],
         }
 
 
@@ -223,7 +249,8 @@ def explain(
     source = render(space, config, problem, device)
     binary = _compiled(source, device)
     values = space.values(config, problem, device)
-    BM, BN, TM, TN = (int(values.get(name, 1)) for name in ("BM", "BN", "TM", "TN"))
+    BM, BN = (int(values.get(name, 1)) for name in ("BM", "BN"))
+    TM, TN = _reading_tile(values)
     shared = source.launch.shared_bytes + binary.shared_bytes
     if not shared:
         BM, BN = TM, TN  # threads share nothing but what the cache keeps
@@ -251,7 +278,7 @@ def explain(
         shared_reads=account.shared_reads(problem.k, TM, TN) if shared else None,
         tile_intensity=account.tile_intensity(BM, BN),
         problem_intensity=account.problem_intensity(problem),
-        ridge=account.ridge(device),
+        ridge=account.ridge(device, problem.math),
         roofline_ms=account.roofline_ms(problem, device),
         occupancy=held,
         waves=held.waves(blocks),
@@ -267,6 +294,15 @@ def explain(
         vs_cublas=measured.vs_cublas if measured else None,
         bottleneck=_bottleneck(modelled, efficiency, shared, problem, device),
     )
+
+
+def _reading_tile(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Give the outputs of those who read shared memory for themselves: a thread, a warp, or a warpgroup."""
+    if "warpgroups" in values:
+        return 64, int(values["columns"])
+    pairs = (("TM", "WM"), ("TN", "WN"))
+    TM, TN = (int(values.get(thread, values.get(warp, 1))) for thread, warp in pairs)
+    return TM, TN
 
 
 def differing(a: Account, b: Account) -> list[str]:
@@ -339,6 +375,6 @@ def _bottleneck(
     device: Device,
 ) -> str:
     if modelled is None:
-        memory_bound = account.problem_intensity(problem) < account.ridge(device)
+        memory_bound = account.problem_intensity(problem) < account.ridge(device, problem.math)
         return "dram" if memory_bound else "shared" if shared else "global"
     return "waves" if 1 - efficiency > LOST_TO_WAVES else modelled.bottleneck

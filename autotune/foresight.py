@@ -2,30 +2,35 @@
 
 Every legal config gets a static estimate; the most promising are compiled for the GPU, and estimated anew
 with their real registers and spills; the best of them are executed in the simulator. No time is known in the
-end, only an order: `autotune.tuner` measures.
+end, only an order: `autotune.tuner` measures. Families that the model does not know are left out; where it
+knows none, presets come first and their order is the estimate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune import records
+from autotune.candidates import Candidates
 from autotune.compiler import Binary, CompilePool, default_workers
 from autotune.device import Device
 from autotune.errors import ConfigError, Rejected, TuningError
-from autotune.estimate import Estimate, estimate, estimate_columns
+from autotune.estimate import Estimate, estimate, estimate_columns, knows
 from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header
 from autotune.problem import Problem
-from autotune.progress import Budget, Outcome, Progress, Trial, Watcher
+from autotune.progress import Budget, Built, Note, Outcome, Progress, Watcher
 from autotune.proof import prove
-from autotune.records.trials import TrialLog, trials_path
+from autotune.records.trials import Run, TrialLog, trials_path
 from autotune.render import Launch
 from autotune.search import require_seed
-from autotune.space import Legal, Space
+from autotune.space import Legal, Space, families
 from autotune.verify import Verdict
 
 BUDGET = "45s"
@@ -44,56 +49,98 @@ def foresee(
     workers: int | None = None,
     root: Path | None = None,
     watch: Watcher = lambda progress: None,
+    began: float | None = None,
 ) -> records.Record:
     """Choose a kernel by estimate, prove it right in the simulator, and store it as estimated.
 
     Args:
         problem: What to compute.
         device: The GPU to choose for; none is used.
-        space: Where to choose; the built-in ``sgemm`` when not given.
+        space: Where to choose; every built-in family that serves the problem when not given.
         budget: Of the compiling, a `Budget` or its text; the simulator takes some ten seconds more.
         seed: Breaks ties of the estimate, and draws the operands of the proof.
         workers: Compiling processes; one for each core when not given.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
         watch: Told of every step.
+        began: When the command began (`time.monotonic`), for the log; now when not given.
 
     Returns:
         The record, as stored; it holds no time.
 
     Raises:
-        UsageError: The budget or space is wrong, leaves no legal config, or is of a family without estimate.
+        UsageError: The budget or space is wrong, or leaves no legal config.
         ToolchainError: NVRTC is missing or does not know the device.
         RecordError: The folder of records cannot be written.
         UnsupportedPTX: The simulator does not know an instruction of the kernel.
         TuningError: Not one candidate was usable.
     """
     budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
-    space = space or Space.load("sgemm")
     require_seed(seed)
     records.check_writable(root)
-    header = trial_header(space, problem, device)  # without NVRTC there is nothing to begin
-    legal = space.enumerate(problem, device)
-    progress = Progress(problem, budget, device, len(legal), stage="compiling in the order of the estimate")
-    ordered = order(space, legal, problem, device, seed)
-    known = (records.find(device, space.family, problem, root=root, estimated=each) for each in (False, True))
-    stored = [index for each in known if each is not None and (index := legal.index(each.config)) is not None]
+    spaces = families(problem, device) if space is None else [space]
+    for each in spaces:
+        trial_header(each, problem, device)  # without NVRTC there is nothing to begin
+    candidates = Candidates(spaces, problem, device)
+    unknown = [family.name for family in candidates.families if not _estimates(family.space, candidates)]
+    if unknown and len(unknown) < len(candidates.families):
+        candidates = Candidates([each for each in spaces if each.family not in unknown], problem, device)
+    progress = Progress(problem, budget, device, len(candidates))
+    progress.began = progress.began if began is None else began
+    progress.stage = "compiling in the order of the estimate"
+    if unknown:
+        order_is = (
+            "left out" if unknown[0] not in {f.name for f in candidates.families} else "its presets first"
+        )
+        progress.notes.append(f"the model does not know {', '.join(unknown)}: {order_is}")
+    first = [*_stored(candidates, root)]
+    for family in candidates.families:
+        first += family.numbers(family.space.starts(family.legal))
+    run = Run(progress.began)
     watch(progress)
-    path = records.record_path(device, space.family, problem, root=root, estimated=True)
-    with TrialLog(trials_path(path), header) as log:
-        with CompilePool(workers or default_workers(spare=0), COMPILE_TIMEOUT_S) as pool:
-            pool.warm()
-            queue = _Queue([*stored, *space.starts(legal), *ordered])
-            model = _Model(space, legal, problem, device)
-            pipeline = Pipeline(space, legal, queue, pool, model, log, progress, watch, device)
-            pipeline.run()
+    with ExitStack() as opened:
+        logs = []
+        for family in candidates.families:
+            path = records.record_path(device, family.name, problem, root=root, estimated=True)
+            header = trial_header(family.space, problem, device)
+            logs.append(opened.enter_context(TrialLog(trials_path(path), header, run)))
+        pool = opened.enter_context(CompilePool(workers or default_workers(spare=0), COMPILE_TIMEOUT_S))
+        pool.warm()
+        queue, model = _Queue([*first, *_ordered(candidates, seed)]), _Model(candidates)
+        pipeline = Pipeline(candidates, queue, pool, [model], logs, progress, watch)
+        for log in logs:
+            log.event("begin", strategy=STRATEGY, seed=seed, budget=str(budget))
+        progress.end("start")
+        pipeline.run()
+        progress.end("search")
         progress.stage = "proving the best in the simulator"
         watch(progress)
-        chosen, verdict = _proven(pipeline.trials, space, device, seed, log, progress, watch)
-    record = _record(space, device, chosen, verdict, progress.searched(STRATEGY, seed))
+        number, built, verdict = _proven(pipeline, candidates, seed, logs, progress, watch)
+    progress.end("finals")
+    chosen = candidates.family(number).space
+    record = _record(chosen, device, built, verdict, progress.searched(STRATEGY, seed))
     records.write(record, root=root)
     progress.stage = "done"
     watch(progress)
     return record
+
+
+def _estimates(space: Space, candidates: Candidates) -> bool:
+    """Tell whether the model knows a family."""
+    family = next(each for each in candidates.families if each.space is space)
+    values = space.values(family.legal.config(0), candidates.problem, candidates.device)
+    return knows(values)
+
+
+def _stored(candidates: Candidates, root: Path | None) -> list[int]:
+    """Number the winners of earlier searches, measured or estimated."""
+    numbers: list[int] = []
+    for family in candidates.families:
+        for estimated in (False, True):
+            record = records.find(
+                candidates.device, family.name, candidates.problem, root=root, estimated=estimated
+            )
+            numbers += family.numbers([None if record is None else family.legal.index(record.config)])
+    return numbers
 
 
 def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: int = 0) -> list[int]:
@@ -105,16 +152,50 @@ def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: in
     Raises:
         ConfigError: The model needs a name that the family lacks.
     """
+    points, _, _ = _ranked(space, legal, problem, device, seed)
+    return [int(point) for point in points]
+
+
+def _ranked(
+    space: Space, legal: Legal, problem: Problem, device: Device, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """Order a legal list as `order` says; of each point its round and its estimate too."""
     cost = estimate_columns(space.columns(legal, problem, device), problem, device).astype(np.float32)
-    steps = np.min(
-        [legal.steps(preset) for preset in space.presets.values()] or [np.zeros(len(legal))], axis=0
-    )
-    chance = np.random.default_rng(seed).permutation(len(legal))
-    best_first = np.lexsort((chance, steps, cost))
+    best_first = np.lexsort((_chance(legal, seed), _steps(space, legal), cost))
     ranked = cost[best_first]
     begins = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # of each set of ties
     turn = np.arange(len(legal)) - np.repeat(begins, np.diff(np.append(begins, len(legal))))
-    return [int(index) for index in best_first[np.argsort(turn, kind="stable")]]
+    rounds = np.argsort(turn, kind="stable")
+    return best_first[rounds], turn[rounds], ranked[rounds]
+
+
+def _ordered(candidates: Candidates, seed: int) -> Iterator[int]:
+    """List the candidates of all families in one order; without estimates, those near a preset first."""
+    numbers, turns, costs = [], [], []
+    for family in candidates.families:
+        space, legal = family.space, family.legal
+        if _estimates(space, candidates):
+            points, turn, cost = _ranked(space, legal, candidates.problem, candidates.device, seed)
+        else:
+            points = np.lexsort((_chance(legal, seed), _steps(space, legal)))
+            turn, cost = np.zeros(len(legal), np.intp), np.zeros(len(legal), np.float32)
+        numbers.append(family.begin + points)
+        turns.append(turn)
+        costs.append(cost)
+    order_ = np.lexsort((np.concatenate(costs), np.concatenate(turns)))
+    return (int(number) for number in np.concatenate(numbers)[order_])
+
+
+def _steps(space: Space, legal: Legal) -> NDArray[np.float64]:
+    """Say how far each point is from the nearest preset."""
+    steps: NDArray[np.float64] = np.min(
+        [legal.steps(preset) for preset in space.presets.values()] or [np.zeros(len(legal))], axis=0
+    )
+    return steps
+
+
+def _chance(legal: Legal, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(len(legal))
 
 
 class _Queue:
@@ -129,36 +210,45 @@ class _Queue:
         self.asked += point is not None
         return point
 
-    def tell(self, index: int, median_ms: float | None) -> None:
+    def take(self, index: int) -> None:
+        return
+
+    def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
         return
 
 
 class _Model:
-    """Stands where a pipeline has its GPU, and gives a binary its estimate at once."""
+    """Stands where a pipeline has its GPUs, and gives a binary its estimate at once."""
 
     waitables: tuple[Connection, ...] = ()
     next_deadline = None
 
-    def __init__(self, space: Space, legal: Legal, problem: Problem, device: Device) -> None:
-        self._space = space
-        self._legal = legal
-        self._problem = problem
-        self._device = device
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+        self._known = {family.name: _estimates(family.space, candidates) for family in candidates.families}
         self._finished: list[tuple[int, Outcome]] = []
+        self._submitted = 0
 
     @property
     def pending(self) -> int:
         return len(self._finished)
 
     def submit(
-        self, key: int, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float
+        self, key: int, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float, note: Note
     ) -> None:
-        values = self._space.values(self._legal.config(key), self._problem, self._device)
+        self._submitted += 1
+        problem, device = self._candidates.problem, self._candidates.device
+        space = self._candidates.family(key).space
+        values = space.values(self._candidates.config(key), problem, device)
         outcome: Outcome
         try:
-            outcome = estimate(values, self._problem, self._device, binary.registers, binary.spill_bytes)
+            if self._known[space.family]:
+                outcome = estimate(values, problem, device, binary.registers, binary.spill_bytes)
+            else:  # the order itself
+                outcome = Estimate(float(self._submitted), binary.registers, binary.spill_bytes, {})
         except ConfigError as error:  # not one block fits on an SM
             outcome = Rejected("constraint", str(error))
+        note.ended(outcome)
         self._finished.append((key, outcome))
 
     def collect(self) -> list[tuple[int, Outcome]]:
@@ -167,36 +257,33 @@ class _Model:
 
 
 def _proven(
-    trials: dict[int, Trial],
-    space: Space,
-    device: Device,
+    pipeline: Pipeline,
+    candidates: Candidates,
     seed: int,
-    log: TrialLog,
+    logs: Sequence[TrialLog],
     progress: Progress,
     watch: Watcher,
-) -> tuple[Trial, Verdict]:
+) -> tuple[int, Built, Verdict]:
     """Simulate the best estimates of distinct machine code; return the best that proved right.
 
     Raises:
         TuningError: There is none.
     """
-    ranked = sorted((each for each in trials.values() if isinstance(each.outcome, Estimate)), key=_cost)
-    distinct: dict[str, Trial] = {}
-    for trial in ranked:
-        assert trial.binary is not None, "an estimate is made of a binary"
-        distinct.setdefault(trial.binary.digest, trial)
-    proven: list[tuple[Trial, Verdict]] = []
-    for trial in list(distinct.values())[:ATTEMPTS]:
-        verdict = prove(space, trial.config, progress.problem, device, seed)
+    proven: list[tuple[int, Built, Verdict]] = []
+    attempts = pipeline.build(pipeline.fastest()[:ATTEMPTS])
+    for number, built in attempts.items():
+        log, space = logs[candidates.place(number)[0]], candidates.family(number).space
+        trial, config = pipeline.trials[number], built.source.config
+        verdict = prove(space, config, progress.problem, candidates.device, seed)
         if isinstance(verdict, Verdict):
-            proven.append((trial, verdict))
+            proven.append((number, built, verdict))
             log.append(trial.line() | {"outcome": "proven", "error": verdict.error, "inputs": verdict.inputs})
         else:
             progress.outcomes["estimated"] -= 1
-            rejected = Trial(trial.source, trial.binary, verdict)
+            rejected = replace(trial, outcome=verdict)
             progress.count(rejected)
             log.append(rejected.line())
-        progress.best = proven[0][0] if proven else None
+        progress.best = pipeline.trials[proven[0][0]] if proven else None
         watch(progress)
         if len(proven) == PROOFS:
             break
@@ -205,15 +292,10 @@ def _proven(
     return proven[0]
 
 
-def _cost(trial: Trial) -> float:
-    return trial.cost
-
-
 def _record(
-    space: Space, device: Device, chosen: Trial, verdict: Verdict, search: records.Search
+    space: Space, device: Device, chosen: Built, verdict: Verdict, search: records.Search
 ) -> records.Record:
     source, binary = chosen.source, chosen.binary
-    assert binary is not None, "an estimate is made of a binary"
     return records.Record(
         evidence="estimated",
         problem=source.problem,

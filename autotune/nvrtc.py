@@ -130,6 +130,20 @@ def nvrtc_version() -> str:
     return "{}.{}".format(*nvrtc().version)
 
 
+def nvrtc_identity() -> str | None:
+    """Name the files that `nvrtc` would choose from, with their sizes and times, without loading one.
+
+    Returns:
+        The same text as long as the same library would be loaded; None where only the system's loader knows.
+    """
+    chosen = os.environ.get("AUTOTUNE_NVRTC")
+    first, *others = [chosen] if chosen else _libraries(_driver_major())
+    if not os.path.isfile(first):
+        return None
+    found = [(path, os.stat(path)) for path in (first, *others) if os.path.isfile(path)]
+    return "\n".join(f"{path} {facts.st_size} {facts.st_mtime_ns}" for path, facts in found)
+
+
 def _libraries(driver: int | None) -> Iterator[str]:
     """Yield the places of NVRTC; within wheels and system the driver's major first, then the newest."""
 

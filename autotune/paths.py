@@ -15,7 +15,7 @@ def in_checkout() -> bool:
 
 
 def data_dir(name: str) -> Path:
-    """Find ``templates`` or ``search_spaces``: inside an installed package, else in the checkout.
+    """Find ``templates``, ``search_spaces`` or ``cache``: inside an installed package, else in the checkout.
 
     An editable install does not see folders mapped into the wheel, hence the second place.
     """

@@ -9,9 +9,10 @@ from typing import Literal, get_args
 from autotune.errors import ProblemError
 
 Layout = Literal["nn", "nt", "tn", "tt"]
-Math = Literal["ffma"]
+Math = Literal["ffma", "3xtf32"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 MATHS: tuple[Math, ...] = get_args(Math)
+ANY = "any"  # asks for the fastest of `MATHS`; no problem and no record has it
 MAX_EXTENT = 2**31 - 1
 FLOAT_BYTES = 4
 MAX_ALIGN = 4  # floats: no access is wider
@@ -30,7 +31,8 @@ class Problem:
         layout: "n" means stored as used, "t" stored transposed; first letter A, second B.
             "nn": A `[m, k]`, B `[k, n]`; "tn": A `[k, m]`; "nt": B `[n, k]`.
         beta: 0 never reads C (it may hold NaN); 1 reads C and accepts any beta.
-        math: "ffma": FP32 fused multiply-adds on the CUDA cores.
+        math: "ffma": FP32 fused multiply-adds on the CUDA cores; "3xtf32": three TF32 products for each of
+            FP32 on the tensor cores, summed in FP32 (README, "FP32 on tensor cores").
 
     Raises:
         ProblemError: A value is out of range.
@@ -120,7 +122,8 @@ class Problem:
         return f"f32_{self.layout}_m{self.m}_n{self.n}_k{self.k}_beta{self.beta}_{self.math}"
 
     def __str__(self) -> str:
-        return f"{self.m} x {self.n} x {self.k} {self.layout}" + (" beta" if self.beta else "")
+        words = (self.layout, "beta" if self.beta else "", "" if self.math == "ffma" else self.math)
+        return f"{self.m} x {self.n} x {self.k} {' '.join(filter(None, words))}"
 
     def cli_flags(self) -> str:
         """Write the flags that name this problem on the command line."""
@@ -129,6 +132,8 @@ class Problem:
             flags += f" --layout {self.layout}"
         if self.beta:
             flags += " --beta 1"
+        if self.math != "ffma":
+            flags += f" --math {self.math}"
         return flags
 
 
@@ -175,6 +180,18 @@ class Strided(Problem):
         strides = f"lda {self.lda}, ldb {self.ldb}, ldc {self.ldc}"
         aligned = f"{self.align_a}, {self.align_b}, {self.align_c}"
         return f"{super().__str__()} ({strides}, aligned to {aligned} floats)"
+
+
+def asked_maths(asked: str) -> tuple[Math, ...]:
+    """Give the maths that a word asks for: itself, or all for "any".
+
+    Raises:
+        ProblemError: It is none.
+    """
+    found = MATHS if asked == ANY else tuple(math for math in MATHS if math == asked)
+    if not found:
+        raise ProblemError(f"math {asked!r} is unknown: give one of {', '.join(MATHS)}, {ANY}")
+    return found
 
 
 def _integer(name: str, value: object) -> int:

@@ -73,17 +73,18 @@ class Child:
     Args:
         service: "module:function", imported in the child; it serves `requests` until the parent closes.
         *args: Further arguments, pickled.
-        env: Environment variables set in addition to the parent's.
+        env: Environment variables set in addition to the parent's; None removes one.
 
     Attributes:
         connection: The parent's end of the pipe, for `multiprocessing.connection.wait`.
         pid: Process id.
     """
 
-    def __init__(self, service: str, *args: object, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, service: str, *args: object, env: Mapping[str, str | None] | None = None) -> None:
         self._service = service
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
         self.connection, theirs = Pipe()
+        variables = {**os.environ, **(env or {})}
         with theirs:
             self._process = _popen(
                 [sys.executable, "-P", "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid())],
@@ -91,7 +92,7 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **(env or {})},
+                env={name: value for name, value in variables.items() if value is not None},
             )
         self.pid: int = self._process.pid
         self.send([os.path.abspath(entry) for entry in sys.path])
@@ -141,8 +142,12 @@ class Child:
 
     def kill(self) -> None:
         """Kill the process at once and reap it."""
-        self._process.kill()
+        self.stop()
         self.connection.close()
+
+    def stop(self) -> None:
+        """Kill the process at once and reap it; what it had said can still be received."""
+        self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hold a process for a while
             self._process.wait(_REAP_SECONDS)
 

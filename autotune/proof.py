@@ -2,8 +2,8 @@
 
 A miniature is the problem without most of its whole tiles. What remains decides the kernel's code: the same
 remainder of every extent (so the same guards and alignments), the same number of tiles modulo the pipeline's
-stages and the raster's groups. Every access, barrier and element of C is checked; what the simulator cannot
-know (see `autotune.simulator`) is left to a GPU.
+stages, the slices of k and the raster's groups. Every access, barrier and element of C is checked; what the
+simulator cannot know (see `autotune.simulator`) is left to a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from autotune.space import Config, Space
 from autotune.verify import Verdict, draw_scalars, verify_numpy
 
 MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds
+MANY_PARTS = 4  # of k, beyond which each is as short as it may be, and tiles are as few
 UNTILED = 32  # extent that stands for a tile in families that have none
 
 
@@ -30,7 +31,8 @@ def miniatures(space: Space, config: Config, problem: Problem, device: Device) -
     """Give the small problems that cover a config's edges on its problem.
 
     The first runs the very code of the problem's kernel: at least two tiles each way, a second group of the
-    raster, the main loop more than once. Where its tiles fill k there is a second with a remainder of k.
+    raster, the main loop more than once (where k is cut into many parts, one tile, and once). Where its tiles
+    fill k there is a second with a remainder of k.
 
     Returns:
         Those on which the config is legal, as few as one; the problem itself where it is small.
@@ -60,10 +62,17 @@ def small_problem(
     values = space.values(config, problem, device)
     tile = {"BM": UNTILED, "BN": UNTILED, "BK": UNTILED, "stages": 1, "group_m": 1}
     BM, BN, BK, stages, group_m = (int(values.get(name, default)) for name, default in tile.items())
+    split_k = int(values.get("split_k", 1))
+    parts = split_k if "split_k" in config else min(split_k, 2)  # what is derived follows the problem
+    if parts > MANY_PARTS:
+        tiles = 1
     raster = groups and tiles > 1 and group_m > 1
-    m = _shortened(problem.m, BM, group_m + 1, group_m) if raster else _shortened(problem.m, BM, tiles)
-    n = _shortened(problem.n, BN, tiles)
-    k = _shortened(problem.k, BK, max(3, 2 * stages), stages)
+    shifts = config.get("edge") == "shifted"  # a tile that begins earlier needs one before it
+    least_m, least_n = (1 + (shifts and e % t > 0) for e, t in ((problem.m, BM), (problem.n, BN)))
+    m = _shortened(problem.m, BM, group_m + 1 if raster else max(tiles, least_m), group_m if raster else 1)
+    n = _shortened(problem.n, BN, max(tiles, least_n))
+    steps = stages + 1 if parts > MANY_PARTS else max(3, 2 * stages)
+    k = _shortened(problem.k, BK, parts * steps, parts * stages)
     return replace(problem, m=m, n=n, k=k)
 
 
@@ -120,20 +129,29 @@ def _executed(
         for shape in (problem.a_shape, problem.b_shape, problem.c_shape)
     )
     alpha, beta = draw_scalars(problem, random)
-    c = c0.copy() if problem.beta else np.full_like(c0, np.nan)
-    report = run_ptx(
-        binary.ptx,
-        source.entry,
-        source.launch.grid,
-        source.launch.block,
-        (alpha, a, b, beta, c, *workspace_of(source)),
-        shared_bytes=source.launch.shared_bytes,
-        max_steps=MOST_STEPS,
-    )
-    if report.faults:
-        return Rejected("correctness", f"simulated at {problem}: {report.faults[0]}")
-    verdict = verify_numpy(problem, a, b, c0 if problem.beta else None, c, alpha, beta)
-    return verdict if verdict.ok else Rejected("correctness", f"simulated at {problem}: {verdict.why}")
+    workspace = workspace_of(source)
+    results = []
+    for _ in range(2 if workspace else 1):  # a second launch finds what the first one left
+        c = c0.copy() if problem.beta else np.full_like(c0, np.nan)
+        report = run_ptx(
+            binary.ptx,
+            source.entry,
+            source.launch.grid,
+            source.launch.block,
+            (alpha, a, b, beta, c, *workspace),
+            shared_bytes=source.launch.shared_bytes,
+            max_steps=MOST_STEPS,
+        )
+        if report.faults:
+            return Rejected("correctness", f"simulated at {problem}: {report.faults[0]}")
+        results.append(c)
+    verdict = verify_numpy(problem, a, b, c0 if problem.beta else None, results[0], alpha, beta)
+    if not verdict.ok:
+        return Rejected("correctness", f"simulated at {problem}: {verdict.why}")
+    if not np.array_equal(results[0], results[-1]):
+        why = "a second launch on the same workspace gives another result: it must leave its counters at zero"
+        return Rejected("correctness", f"simulated at {problem}: {why}")
+    return verdict
 
 
 def _shortened(extent: int, tile: int, least: int, period: int = 1) -> int:

@@ -51,6 +51,7 @@ class Source:
         launch: Grid, block and dynamic shared memory.
         code_digest: SHA-256 of the text without comments: it decides whether a record still fits this code.
         template_digest: SHA-256 of the template with its parts.
+        space_digest: `Space.digest`.
     """
 
     family: str
@@ -61,6 +62,7 @@ class Source:
     launch: Launch
     code_digest: str
     template_digest: str
+    space_digest: str
 
 
 def render(space: Space, config: Config, problem: Problem, device: Device) -> Source:
@@ -91,8 +93,9 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         text=text,
         entry=space.family,
         launch=Launch((grid, 1, 1), (threads // rows, rows, 1), shared_bytes, workspace_bytes),
-        code_digest=hashlib.sha256(_code(text).encode()).hexdigest(),
+        code_digest=hashlib.sha256(code_of(text).encode()).hexdigest(),
         template_digest=digest,
+        space_digest=space.digest,
     )
 
 
@@ -159,7 +162,7 @@ def _message(error: Exception) -> str:
     return str(getattr(error, "message", None) or error)
 
 
-def _code(text: str) -> str:
+def code_of(text: str) -> str:
     """Drop comments, trailing blanks and empty lines; what looks like a comment in a string stays."""
     bare = re.sub(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', r"\1", text, flags=re.DOTALL)
     return "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())

@@ -9,6 +9,7 @@ from html import escape
 
 from autotune.account import ridge
 from autotune.device import Device
+from autotune.problem import Math
 
 WIDTH, HEIGHT = 760, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 150, 44, 56
@@ -37,13 +38,13 @@ class Point:
     measured: bool
 
 
-def draw(device: Device, points: Sequence[Point], title: str) -> str:
-    """Draw the roofline of a device (FP32 peak and memory bandwidth, log-log) with kernels on it.
+def draw(device: Device, points: Sequence[Point], title: str, arithmetic: Math = "ffma") -> str:
+    """Draw the roofline of a device (peak of an arithmetic and memory bandwidth, log-log) with kernels on it.
 
     Raises:
         DeviceError: The device's clock or bandwidth is unknown.
     """
-    knee, peak = ridge(device), device.peak_gflops
+    knee, peak = ridge(device, arithmetic), device.peak(arithmetic)
     low_x = 10 ** math.floor(math.log10(min([0.2, *(point.intensity for point in points)])))
     high_x = 10 ** math.ceil(math.log10(max([4 * knee, *(point.intensity for point in points)])))
     low_y = 10 ** math.floor(

@@ -18,6 +18,7 @@ from typing import Any
 from autotune.errors import ToolchainError
 
 INSTRUCTION_BYTES = 16  # since Volta
+MULTIPLIES = ("FFMA", "HMMA", "HGMMA")  # what a main loop is there for
 _TIMEOUT_S = 60.0
 
 
@@ -45,17 +46,23 @@ class Loop:
         """Size of the loop."""
         return self.instructions * INSTRUCTION_BYTES
 
+    @property
+    def multiply(self) -> str:
+        """The opcode that multiplies: of `MULTIPLIES` the one that occurs most; FFMA where none does."""
+        return max(MULTIPLIES, key=lambda opcode: self.opcodes.get(opcode, 0))
+
     def share(self, opcode: str) -> float:
         """Share of one opcode among the instructions, 0 to 1."""
         return self.opcodes.get(opcode, 0) / max(self.instructions, 1)
 
-    def ratio(self, opcode: str, per: str = "FFMA") -> float:
-        """Instructions of one opcode for each of another; infinite where there is none of the other."""
+    def ratio(self, opcode: str, per: str | None = None) -> float:
+        """Instructions of one opcode for each of another, `multiply`; infinite where there is none of it."""
+        per = self.multiply if per is None else per
         return self.opcodes.get(opcode, 0) / self.opcodes[per] if self.opcodes.get(per) else float("inf")
 
 
 def main_loop(cubin: bytes, entry: str) -> Loop:
-    """Find the innermost backward branch around the most FFMAs, and count what one iteration executes.
+    """Find the innermost backward branch around the most `MULTIPLIES`, and count what one iteration executes.
 
     Predicated-off padding (``@!PT``) counts: it takes an issue slot like any other instruction.
 
@@ -64,9 +71,9 @@ def main_loop(cubin: bytes, entry: str) -> Loop:
     """
     code = _disassembled(cubin, entry)
     opcodes = [instruction["opcode"].split(".")[0] for instruction in code]
-    ffmas = [0]
+    multiplies = [0]
     for opcode in opcodes:
-        ffmas.append(ffmas[-1] + (opcode == "FFMA"))
+        multiplies.append(multiplies[-1] + (opcode in MULTIPLIES))
     loops = []
     for index, instruction in enumerate(code):
         target = instruction.get("operands", "").split(",")[-1].strip()
@@ -75,7 +82,9 @@ def main_loop(cubin: bytes, entry: str) -> Loop:
             if first < index:  # not the endless branch behind every kernel, which jumps to itself
                 loops.append((first, index + 1))
     best = max(
-        loops, key=lambda loop: (ffmas[loop[1]] - ffmas[loop[0]], loop[0] - loop[1]), default=(0, len(code))
+        loops,
+        key=lambda loop: (multiplies[loop[1]] - multiplies[loop[0]], loop[0] - loop[1]),
+        default=(0, len(code)),
     )
     return Loop(dict(Counter(opcodes[best[0] : best[1]]).most_common()), best[0], len(code))
 

@@ -16,10 +16,20 @@ from autotune.device import Device
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
 from autotune.problem import Problem
-from autotune.spacefile import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice, read_space_file
+from autotune.spacefile import (
+    FACTS,
+    LIMITS,
+    Heading,
+    Rule,
+    SpaceFile,
+    Value,
+    check_choice,
+    read_heading,
+    read_space_file,
+)
 
 ADAPTABLE = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
-    *("edge", "vec_a", "vec_b", "vec_c", "transpose_a", "loader", "stages"),
+    *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
     *("unroll_stages", "fragment_pipeline", "min_blocks"),
 )
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
@@ -123,29 +133,58 @@ class Legal:
 class Space:
     """A family's parameters, derived quantities, rules, launch geometry and presets.
 
+    Of a file whose heading was read, the other tables are parsed when something of them is first asked for.
+
     Attributes:
         family: Stem shared by the space file and its template.
         path: The file that was read.
-        summary: One line.
-        parameters: Name to its values, in order.
-        meanings: Name of a parameter or derived quantity to its one-line meaning.
-        rules: Constraints, then search rules.
-        presets: Name to config; a search starts from them.
-        ladder: Name to config of the ladder's steps; no search looks at them.
-        digest: SHA-256 of what the file says of a search, over any file it extends.
+        content_digest: SHA-256 of the file's text, over that of any file it extends.
     """
 
-    def __init__(self, file: SpaceFile) -> None:
-        self._file = file
+    def __init__(self, file: SpaceFile | Heading) -> None:
+        self._heading = file
         self.family = file.family
         self.path = file.path
-        self.summary = file.summary
-        self.parameters = file.parameters
-        self.meanings = file.meanings
-        self.rules = file.rules
-        self.presets = {name: Config(choice) for name, choice in file.presets.items()}
-        self.ladder = {name: Config(choice) for name, choice in file.ladder.items()}
-        self.digest = file.digest
+        self.content_digest = file.content_digest
+
+    @cached_property
+    def _file(self) -> SpaceFile:
+        return self._heading.whole() if isinstance(self._heading, Heading) else self._heading
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return self._file.summary
+
+    @property
+    def parameters(self) -> dict[str, tuple[Value, ...]]:
+        """Name to its values, in order."""
+        return self._file.parameters
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Name of a parameter or derived quantity to its one-line meaning."""
+        return self._file.meanings
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Constraints, then search rules."""
+        return self._file.rules
+
+    @cached_property
+    def presets(self) -> dict[str, Config]:
+        """Name to config; a search starts from them."""
+        return {name: Config(choice) for name, choice in self._file.presets.items()}
+
+    @cached_property
+    def ladder(self) -> dict[str, Config]:
+        """Name to config of the ladder's steps; no search looks at them."""
+        return {name: Config(choice) for name, choice in self._file.ladder.items()}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the file says of a search, over any file it extends."""
+        return self._file.digest
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Space:
@@ -167,7 +206,7 @@ class Space:
         Raises:
             SpaceError: No point is legal, or too many would have to be looked at.
         """
-        facts = self._facts(problem, device)
+        facts = _facts(self._file.codes, problem, device)
         raw = remaining = math.prod(map(len, self.parameters.values()))
         removed = dict.fromkeys(self.rules, 0)
         ordinals: dict[str, NDArray[np.int16]] = {}
@@ -280,7 +319,7 @@ class Space:
             Each parameter and derived quantity to its column `[count]`: int64, or text where it is a word.
         """
         ordinals = {name: legal.ordinals[:, i] for i, name in enumerate(legal.names)}
-        numbers = _Columns(self._file, self._facts(problem, device), ordinals)
+        numbers = _Columns(self._file, _facts(self._file.codes, problem, device), ordinals)
         words = np.array(list(self._file.codes))
         columns: dict[str, NDArray[Any]] = {}
         for name in (*legal.names, *self._file.derived):
@@ -295,30 +334,29 @@ class Space:
         needed = self._file.workspace_bytes
         return grid, block, shared, 0 if needed is None else int(needed(numbers))
 
+    @property
+    def math(self) -> str | None:
+        """What a family that searches look at computes; None of one that they do not look at unless told."""
+        return self._file.serves
+
     def serves(self, problem: Problem, device: Device) -> bool:
         """Tell whether a search for the problem looks at this family unless told otherwise."""
-        if self._file.serves != problem.math:
+        if self._heading.serves != problem.math:
             return False
-        when = self._file.serves_when
-        return when is None or bool(when(self._facts(problem, device)))
+        when = self._heading.serves_when
+        return when is None or bool(when(_facts(self._heading.codes, problem, device)))
 
     def block_y(self, config: Config, problem: Problem, device: Device) -> int:
         """Return the rows into which the threads of a block are arranged."""
         rows = self._file.block_y
         return 1 if rows is None else int(rows(self._numbers(config, problem, device)))
 
-    def _facts(self, problem: Problem, device: Device) -> dict[str, int]:
-        words = {"math": problem.math, "layout_a": problem.layout[0], "layout_b": problem.layout[1]}
-        codes = {name: self._file.codes[word] for name, word in words.items()}
-        numbers = {name: int(getattr(problem, name)) for name in FACTS if name not in words}
-        return {**numbers, **codes, **{name: int(getattr(device, name)) for name in LIMITS}}
-
     def _numbers(self, config: Config, problem: Problem, device: Device) -> dict[str, Any]:
         """Give the integer of every name; words as their codes."""
         codes = self._file.codes
         numbers: dict[str, Any] = {
             **{name: codes[value] if isinstance(value, str) else value for name, value in config.items()},
-            **self._facts(problem, device),
+            **_facts(codes, problem, device),
         }
         for name, expression in self._file.derived.items():
             numbers[name] = expression(numbers)
@@ -335,6 +373,14 @@ class Space:
 
     def _decided_at(self, rule: Rule) -> int:
         return max((self._depth[name] for name in rule.expression.names), default=0)
+
+
+def _facts(codes: Mapping[str, int], problem: Problem, device: Device) -> dict[str, int]:
+    """Give the integer of every fact of a problem and limit of a device; words as their codes."""
+    words = {"math": problem.math, "layout_a": problem.layout[0], "layout_b": problem.layout[1]}
+    numbers = {name: int(getattr(problem, name)) for name in FACTS if name not in words}
+    limits = {name: int(getattr(device, name)) for name in LIMITS}
+    return {**numbers, **{name: codes[word] for name, word in words.items()}, **limits}
 
 
 class _Columns(dict[str, Any]):
@@ -365,7 +411,7 @@ def families(problem: Problem, device: Device) -> list[Space]:
 
 @cache
 def _built_in(path: Path) -> Space:
-    return Space.load(path)
+    return Space(read_heading(path))
 
 
 def adaptation(wanted: Config, fitted: Config) -> str:

@@ -81,6 +81,7 @@ class SpaceFile:
         presets: Name to a choice for every parameter.
         ladder: The same for steps of the ladder, from which no search starts.
         digest: SHA-256 of the statements; comments and the ladder do not count.
+        content_digest: SHA-256 of the file's text, over that of any file it extends.
     """
 
     path: Path
@@ -101,6 +102,38 @@ class SpaceFile:
     presets: dict[str, dict[str, Value]]
     ladder: dict[str, dict[str, Value]]
     digest: str
+    content_digest: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a space file says before its other tables, which are parsed when they are asked for.
+
+    Attributes:
+        path: The file.
+        text: All of it, as it was read.
+        family: As in `SpaceFile`, like what follows.
+        serves: The arithmetic.
+        serves_when: The condition.
+        codes: Of the words that problems have.
+        content_digest: Of the text.
+    """
+
+    path: Path
+    text: str
+    family: str
+    serves: str | None
+    serves_when: Expression | None
+    codes: dict[str, int]
+    content_digest: str
+
+    def whole(self) -> SpaceFile:
+        """Parse the text.
+
+        Raises:
+            SpaceError: It is malformed, or names what it does not have.
+        """
+        return _Reader(_parsed(self.text, self.path), self.path).space_file(self.content_digest)
 
 
 def read_space_file(name_or_path: str | Path) -> SpaceFile:
@@ -109,8 +142,37 @@ def read_space_file(name_or_path: str | Path) -> SpaceFile:
     Raises:
         SpaceError: The file is missing, malformed, or names what it does not have.
     """
-    content, path = _content(name_or_path, ())
-    return _Reader(content, path).space_file()
+    content, path, digest = _content(name_or_path, ())
+    return _Reader(content, path).space_file(digest)
+
+
+def read_heading(path: Path) -> Heading | SpaceFile:
+    """Read a file that begins with its family and ``[serves]``, no further; any other one is read whole.
+
+    Raises:
+        SpaceError: The file is missing or malformed.
+    """
+    text = _text(path)
+    cut = re.search(r"^\[(?!serves\])", text, re.MULTILINE)
+    beginning = text[: cut.start()] if cut else text
+    try:
+        content = tomllib.loads(beginning)
+    except ValueError:  # such as a "[" within a text of several lines
+        return read_space_file(path)
+    said_later = "serves" not in content and "serves" in text[len(beginning) :]
+    if said_later or not content.keys() <= {"family", "summary", "serves"}:
+        return read_space_file(path)
+    reader = _Reader(content, path)
+    reader.codes = _codes(reader.words)
+    return Heading(
+        path=path,
+        text=text,
+        family=reader.family(),
+        serves=reader.math(),
+        serves_when=reader.when(),
+        codes=reader.codes,
+        content_digest=_digest(text),
+    )
 
 
 def check_choice(
@@ -129,7 +191,7 @@ def check_choice(
     return None
 
 
-def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
+def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dict[str, Any], Path, str]:
     path = Path(name_or_path)
     if path.suffix != ".toml":
         folder = data_dir("search_spaces")
@@ -137,24 +199,45 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
         if not path.is_file():
             have = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
             raise SpaceError(f"family {str(name_or_path)!r} is unknown: give one of {have}, or a .toml file")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpaceError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise SpaceError(f"{path}: is not TOML ({error})") from None
+    text = _text(path)
+    content = _parsed(text, path)
     below = content.get("extends")
     if below is None:
-        return content, path
+        return content, path, _digest(text)
     if not isinstance(below, str):
         raise SpaceError(f"{path}: extends must be a family or a .toml file, not {below!r}")
     if path.resolve() in extending:
         raise SpaceError(f"{path}: extends itself")
-    base, base_path = _content(
+    base, base_path, base_digest = _content(
         path.parent / below if below.endswith(".toml") else below, (*extending, path.resolve())
     )
-    _Reader(base, base_path).space_file()  # so that a fault there is told with that file's name
-    return _extended(base, content, path.name), path
+    _Reader(base, base_path).space_file(base_digest)  # so that a fault there is told with that file's name
+    return _extended(base, content, path.name), path, _digest(base_digest + text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpaceError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise SpaceError(f"{path}: is not TOML ({error})") from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpaceError(f"{path}: is not TOML ({error})") from None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _codes(words: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    distinct = dict.fromkeys(word for choices in words.values() for word in choices)
+    return {word: code for code, word in enumerate(distinct)}
 
 
 def _extended(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict[str, Any]:
@@ -203,17 +286,16 @@ class _Reader:
         self.codes: dict[str, int] = {}
         self.derived: dict[str, Expression] = {}
 
-    def space_file(self) -> SpaceFile:
+    def space_file(self, content_digest: str) -> SpaceFile:
         for section in self.content:
             if section not in _SECTIONS:
                 self.refuse(f"unknown section {section!r}; known are {', '.join(_SECTIONS)}")
-        family = self.name(self.text(self.content, "family", "family"), "family")
+        family = self.family()
         for name, entry in self.table("parameters").items():
             self.parameter(name, entry)
         if not self.parameters:
             self.refuse("[parameters] is empty: give at least one parameter")
-        words = dict.fromkeys(word for choices in self.words.values() for word in choices)
-        self.codes = {word: code for code, word in enumerate(words)}
+        self.codes = _codes(self.words)
         for name, entry in self.table("derived").items():
             self.require_free(name, "derived")
             self.derived[name] = self.expression(entry, "expr", f"derived.{name}")
@@ -247,8 +329,12 @@ class _Reader:
                 for name, entry in self.table("presets").items()
             },
             ladder=self.ladder(family),
-            digest=hashlib.sha256(repr(searched).encode()).hexdigest(),
+            digest=_digest(repr(searched)),
+            content_digest=content_digest,
         )
+
+    def family(self) -> str:
+        return self.name(self.text(self.content, "family", "family"), "family")
 
     def math(self) -> str | None:
         """Read the arithmetic that the family serves."""

@@ -51,10 +51,10 @@ class Timing:
         l2: "warm": every launch uses the same operands; "cold": launches rotate through copies of the
             operands that together exceed three times the L2 cache.
         method: How the launches of a sample were issued.
-        noisy: The 10 to 90 % spread exceeds 5 % of the median, or the GPU was throttled by more than its
-            power cap, under which every large multiplication runs.
-        clocks: {"sm_mhz_min", "sm_mhz_max", "throttle": reasons} around the timing; None where not asked
-            for or unknown.
+        noisy: The 10 to 90 % spread exceeds 5 % of the median, another process kept the GPU busy, or the GPU
+            was throttled by more than its power cap, under which every large multiplication runs.
+        clocks: {"sm_mhz_min", "sm_mhz_max", "throttle": reasons} around the timing, and where known "watts"
+            and "others", the other processes that kept the GPU busy; None where not asked for or unknown.
     """
 
     median_ms: float
@@ -90,6 +90,8 @@ class ClockSource(Protocol):
 def time_candidate(runnable: Runnable, best_ms: float | None, l2: L2) -> Timing:
     """Time one candidate of a search in `SEARCH_SAMPLES` samples, or in two when it is clearly slow.
 
+    A contender whose samples spread is timed once more, and the calmer timing counts.
+
     Args:
         runnable: It must have run at least once.
         best_ms: Median of the fastest candidate so far. One whose first two samples both exceed it by
@@ -102,8 +104,12 @@ def time_candidate(runnable: Runnable, best_ms: float | None, l2: L2) -> Timing:
     while len(samples) < SEARCH_SAMPLES:
         samples.append(runnable.sample())
         if best_ms is not None and len(samples) == 2 and min(samples) > SLOW_FACTOR * best_ms:
-            break
-    return _timing(samples, launches, l2, method, None)
+            return _timing(samples, launches, l2, method, None)
+    timing = _timing(samples, launches, l2, method, None)
+    if not timing.noisy:
+        return timing
+    again = [runnable.sample() for _ in range(SEARCH_SAMPLES)]
+    return min(timing, _timing(again, launches, l2, method, None), key=_spread)
 
 
 def time_finalists(
@@ -112,11 +118,12 @@ def time_finalists(
     clocks: ClockSource | None = None,
     announce: Callable[[int], None] = lambda index: None,
     now: Callable[[], float] = time.monotonic,
+    method: Method | None = None,
 ) -> list[Timing]:
     """Time all in rounds, each running one sample of everyone in rotated order.
 
     There are at most `FINAL_ROUNDS` rounds within `FINAL_SECONDS`, and no fewer than `FINAL_LEAST_ROUNDS`. If
-    one kernel needs a graph, all are timed by graph.
+    a timing is noisy, because something disturbed the GPU, all are timed once more; the calmer rounds count.
 
     Args:
         runnables: Each must have run at least once.
@@ -124,6 +131,7 @@ def time_finalists(
         clocks: Read before and after.
         announce: Told the index of the runnable about to run.
         now: Seconds, for the time limit.
+        method: How launches are issued, for all; when None, by graph if one of the kernels needs it.
 
     Returns:
         Timings in the order of ``runnables``.
@@ -133,7 +141,8 @@ def time_finalists(
     for index, runnable in enumerate(runnables):
         announce(index)
         plans.append(_calibrate(runnable, FINAL_SAMPLE_MS))
-    method: Method = "graph" if any(plan[1] == "graph" for plan in plans) else "back-to-back"
+    if method is None:
+        method = "graph" if any(plan[1] == "graph" for plan in plans) else "back-to-back"
     for index, (runnable, (launches, _, per_launch)) in enumerate(zip(runnables, plans, strict=True)):
         affordable = max(1, int(FINAL_SAMPLE_LIMIT_MS / per_launch))
         plans[index] = (max(launches, min(FINAL_LAUNCHES, affordable)), method, per_launch)
@@ -141,19 +150,27 @@ def time_finalists(
         runnable.prepare(plans[index][0], method)
         runnable.sample()
 
-    if clocks is not None:
-        clocks.start()
-    samples: list[list[float]] = [[] for _ in runnables]
-    end = now() + FINAL_SECONDS
-    for turn in range(FINAL_ROUNDS):
-        if turn >= FINAL_LEAST_ROUNDS and now() > end:
-            break
-        for step in range(count):
-            index = (turn + step) % count
-            announce(index)
-            samples[index].append(runnables[index].sample())
-    seen = clocks.stop() if clocks is not None else None
-    return [_timing(own, plan[0], l2, method, seen) for own, plan in zip(samples, plans, strict=True)]
+    def rounds() -> list[Timing]:
+        if clocks is not None:
+            clocks.start()
+        samples: list[list[float]] = [[] for _ in runnables]
+        end = now() + FINAL_SECONDS
+        for turn in range(FINAL_ROUNDS):
+            if turn >= FINAL_LEAST_ROUNDS and now() > end:
+                break
+            for step in range(count):
+                index = (turn + step) % count
+                announce(index)
+                samples[index].append(runnables[index].sample())
+        seen = clocks.stop() if clocks is not None else None
+        return [_timing(own, plan[0], l2, method, seen) for own, plan in zip(samples, plans, strict=True)]
+
+    timings = rounds()
+    if any(timing.noisy for timing in timings):
+        timings = min(
+            timings, rounds(), key=lambda each: (sum(t.noisy for t in each), sum(map(_spread, each)))
+        )
+    return timings
 
 
 def tied(timing: Timing, best: Timing) -> bool:
@@ -191,6 +208,7 @@ def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks:
     low, median, high = (float(value) for value in np.quantile(samples, (0.1, 0.5, 0.9)))
     reasons = () if clocks is None else clocks["throttle"]
     throttled = isinstance(reasons, tuple) and any(reason != POWER_CAP for reason in reasons)
+    shared = clocks is not None and clocks.get("others", 0) != 0
     return Timing(
         median_ms=median,
         quantiles=(low, median, high),
@@ -198,6 +216,10 @@ def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks:
         launches=launches,
         l2=l2,
         method=method,
-        noisy=(high - low) > NOISY_SPREAD * median or throttled,
+        noisy=(high - low) > NOISY_SPREAD * median or throttled or shared,
         clocks=clocks,
     )
+
+
+def _spread(timing: Timing) -> float:
+    return (timing.quantiles[2] - timing.quantiles[0]) / max(timing.median_ms, 1e-9)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-from autotune import records
-from autotune.compiler import CompilePool, default_workers
-from autotune.errors import Rejected, TuningError
-from autotune.gpu.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
-from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header, trial_limit
+from autotune import cubins, records
+from autotune.blas import blas_threads
+from autotune.candidates import Candidates
+from autotune.contest import Contest, FamilySearch
+from autotune.errors import Rejected
+from autotune.finals import Standing, hold
+from autotune.gpu.worker import MeasuredTrial
+from autotune.pipeline import Pipeline, trial_header
 from autotune.problem import Problem
 from autotune.progress import Budget, Progress, Trial, Watcher
-from autotune.records.trials import TrialLog, trials_path
-from autotune.render import Launch
-from autotune.search import Search, require_seed, require_strategy
-from autotune.space import Space
-from autotune.timing import tied
-
-FINALS_TIMEOUT_S = 30.0
-FINALISTS = 8
+from autotune.records.trials import Run, TrialLog, trials_path
+from autotune.resume import Past, Stored, firsts
+from autotune.search import DEFAULT, Search, require_seed, require_strategy, strategy_name
+from autotune.space import Space, families
+from autotune.timing import L2
+from autotune.workshop import Workshop
 
 
 def tune(
@@ -28,152 +33,264 @@ def tune(
     space: Space | None = None,
     budget: Budget | str = "60s",
     seed: int = 0,
-    strategy: str = "tpe",
+    strategy: Any = DEFAULT,
     ordinal: int = 0,
+    gpus: Sequence[int] = (),
     workers: int | None = None,
     cold: bool = False,
+    resume: bool | None = None,
+    storage: str | None = None,
+    study: str | None = None,
     root: Path | None = None,
     watch: Watcher = lambda progress: None,
+    began: float | None = None,
 ) -> records.Record:
     """Search for the fastest kernel, verify and re-time the best beside cuBLAS, and store the winner.
 
-    A winner already stored is measured again with the others, so a short search cannot lose it.
+    A search continues what earlier ones left in its log: no candidate is measured again. Winners already
+    stored, of every family that is searched, are timed with the finalists, so a short search cannot lose one.
 
     Args:
         problem: What to compute.
-        space: Where to search; the built-in ``sgemm`` when not given.
-        budget: A `Budget`, or its text: "60s" or "300".
+        space: Where to search; every built-in family that serves the problem when not given.
+        budget: A `Budget`, or its text: "60s", of this run, or "300" candidates, those of earlier runs
+            included.
         seed: Of the search's random choices, 0 to 2^32 - 1.
-        strategy: "tpe", "random" or "exhaustive".
+        strategy: A name of `autotune.search.STRATEGIES`, or an `optuna.samplers.BaseSampler`.
         ordinal: CUDA ordinal of the GPU.
-        workers: Compiling processes; all cores but one when not given.
+        gpus: CUDA ordinals of several GPUs of one kind, which share the search; ``ordinal`` alone when empty.
+        workers: Compiling processes; one for each core when not given: they yield to all else.
         cold: Time with operands that are not in the L2 cache.
+        resume: None: continue a log of the same space, template, toolchain and device, and keep any other as
+            an old one. True: one that cannot be continued is an error. False: keep it as an old one too.
+        storage: Of an Optuna study that several processes and hosts share, see `autotune.sharing.Storage`;
+            the outcomes of all of them count then, in the place of the log's.
+        study: Its name; made from what its processes must agree on when not given.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
         watch: Told of every step.
+        began: When the command began (`time.monotonic`), for the log; now when not given.
 
     Returns:
         The record, as stored.
 
     Raises:
-        UsageError: The budget, strategy or space is wrong, or leaves no legal config.
+        UsageError: The budget, strategy or space is wrong, or leaves no legal config; the storage cannot be
+            used; or `resume` is True and the log is of another space, template, toolchain or device.
         DeviceError: No usable GPU, or too little memory for the operands.
         ToolchainError: NVRTC is missing or does not know the GPU.
         RecordError: The folder of records cannot be written.
         TuningError: Not one candidate was usable.
     """
-    budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
-    space = space or Space.load("sgemm")
-    require_strategy(strategy)
-    require_seed(seed)
-    records.check_writable(root)
-    progress = Progress(problem, budget)
-    watch(progress)
-    with (
-        CompilePool(workers or default_workers(), COMPILE_TIMEOUT_S) as pool,
-        GpuWorker(ordinal, problem, cold=cold) as gpu,
-    ):
-        pool.warm()
-        facts = gpu.ready()
-        device = progress.device = facts.device
-        legal = space.enumerate(problem, device)
-        progress.legal, progress.stage = len(legal), "searching"
-        watch(progress)
+    request = Request(
+        budget=Budget.of(budget),
+        space=space,
+        seed=seed,
+        strategy=strategy,
+        cold=cold,
+        resume=resume,
+        storage=storage,
+        study=study,
+        root=root,
+        watch=watch,
+    )
+    progress = request.begin(problem, began)
+    with Workshop(list(gpus) or [ordinal], problem, workers=workers, cold=cold) as shop:
+        for name in ("optuna", "jinja2"):  # half a second, while the workers start
+            import_module(name)
+        return search(problem, shop, request, progress)
 
-        stored = records.find(device, space.family, problem, root=root)
-        defended = None if stored is None else legal.index(stored.config)
-        first = [*([] if defended is None else [defended]), *space.starts(legal)]
-        search = Search(legal, seed=seed, first=first, strategy=strategy)
-        path = records.record_path(device, space.family, problem, root=root)
-        with TrialLog(trials_path(path), trial_header(space, problem, device)) as log:
-            pipeline = Pipeline(space, legal, search, pool, gpu, log, progress, watch, device)
-            pipeline.run()
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a search is asked for, as the arguments of `tune` say it.
+
+    Raises:
+        UsageError: The strategy or seed is wrong.
+        RecordError: The folder of records cannot be written.
+    """
+
+    budget: Budget
+    space: Space | None = None
+    seed: int = 0
+    strategy: Any = DEFAULT
+    cold: bool = False
+    resume: bool | None = None
+    storage: str | None = None
+    study: str | None = None
+    root: Path | None = None
+    watch: Watcher = lambda progress: None
+
+    def __post_init__(self) -> None:
+        require_strategy(self.strategy)
+        require_seed(self.seed)
+        records.check_writable(self.root)
+
+    def begin(self, problem: Problem, began: float | None = None) -> Progress:
+        """Begin the progress of a search, at a time (`time.monotonic`) or now, and tell the watcher."""
+        progress = Progress(problem, self.budget)
+        progress.began = progress.began if began is None else began
+        self.watch(progress)
+        return progress
+
+
+def search(problem: Problem, shop: Workshop, request: Request, progress: Progress) -> records.Record:
+    """Do what `tune` does with workers that measure the problem and compilers that run already.
+
+    Raises:
+        AutotuneError: As for `tune`.
+    """
+    watch, root = request.watch, request.root
+    with blas_threads(1), ExitStack() as opened:
+        device, driver = shop.identity()
+        progress.device, progress.stage = device, "listing the candidates"
+        watch(progress)
+        spaces = families(problem, device) if request.space is None else [request.space]
+        candidates = Candidates(spaces, problem, device)
+        progress.legal = len(candidates)
+        progress.notes += [f"left out: {why}" for why in candidates.without]
+
+        logs = [opened.enter_context(each) for each in _logs(candidates, driver, request, progress)]
+        stored = Stored.find(candidates, root)
+        past = Past.read(candidates, logs, required=request.resume is True)
+        begins = firsts(candidates, stored, past, root)
+        searches = _searches(candidates, begins, logs, request, progress, opened)
+        starts = [
+            len(set(family.numbers(first)) - set(past.trials))
+            for family, first in zip(candidates.families, begins, strict=True)
+        ]
+        contest = Contest(candidates, searches, starts)
+        pipeline = Pipeline(candidates, contest, shop.pool, shop.gpus, logs, progress, watch)
+        strategy = strategy_name(request.strategy)
+        for log in logs:
+            log.event("begin", strategy=strategy, seed=request.seed, budget=str(request.budget))
+        pipeline.recall(past.trials)
+        progress.stage = "searching"
+        progress.end("start")
+        watch(progress)
+        busy = [gpu.busy_s for gpu in shop.gpus]
+        pipeline.run()
+        progress.add("gpu", sum(gpu.busy_s for gpu in shop.gpus) - sum(busy))
+        for shared in (each for each in searches if isinstance(each, _Shared)):
+            shared.close()  # nobody waits for what was under way here
+        pipeline.adopt(_others(candidates, searches, pipeline))
+        progress.end("search")
 
         progress.stage = "checking the finalists in full and timing them beside cuBLAS"
         watch(progress)
-        chosen = _finalists(pipeline.trials, defended, progress)
-        finals = gpu.finals(
-            [
-                (trial.config, trial.binary, trial.source.launch)
-                for trial in chosen
-                if trial.binary is not None
-            ],
-            FINALS_TIMEOUT_S + trial_limit(problem),
-        )
-    record = _record(space, chosen, finals, facts, progress.searched(strategy, seed))
-    records.write(record, root=root)
+        gpu = shop.gpus[pipeline.working[0]]
+        standing = hold(pipeline, candidates, list(stored.records), gpu, logs, progress)
+        facts = standing.facts
+        for log in logs:
+            log.event("gpu", uuid=facts.uuid, pci_bus_id=facts.pci_bus_id, start_s=dict(facts.start_s))
+    progress.end("finals")
+    record = _store(standing, stored, pipeline, progress.searched(strategy, request.seed), root)
     progress.stage = "done"
     watch(progress)
     return record
 
 
-def _finalists(trials: dict[int, Trial], defended: int | None, progress: Progress) -> list[Trial]:
-    """Choose the fastest candidates of distinct machine code, and the stored winner if it is not among them.
+@runtime_checkable
+class _Shared(Protocol):
+    """A search that knows what others found; `autotune.sharing.SharedSearch` is one."""
 
-    Raises:
-        TuningError: Nothing was measured.
-    """
-    measured = [(trial.median_ms, index) for index, trial in trials.items() if trial.median_ms is not None]
-    if not measured:
-        raise TuningError(progress.nothing_usable())
-    chosen: dict[tuple[str, Launch], int] = {}
-    for _, index in heapq.nsmallest(4 * FINALISTS, measured):
-        binary = trials[index].binary
-        if binary is not None and len(chosen) < FINALISTS:
-            chosen.setdefault((binary.digest, trials[index].source.launch), index)
-    indices = list(chosen.values())
-    if defended in trials and defended not in indices and trials[defended].median_ms is not None:
-        indices.append(defended)
-    return [trials[index] for index in indices]
+    def outcomes(self) -> Mapping[int, Any]:
+        """List by point what became of it."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was not told."""
+        ...
 
 
-def _record(
-    space: Space, chosen: list[Trial], finals: Finals, facts: GpuFacts, search: records.Search
-) -> records.Record:
-    """Make the record of the fastest finalist.
+def _logs(candidates: Candidates, driver: str, request: Request, progress: Progress) -> list[TrialLog]:
+    """Name the log of each family; nothing is opened yet."""
+    run = Run(progress.began)
+    l2: L2 = "cold" if request.cold else "warm"
+    logs = []
+    for family in candidates.families:
+        header = trial_header(family.space, candidates.problem, candidates.device, driver, l2)
+        path = records.record_path(candidates.device, family.name, candidates.problem, root=request.root)
+        logs.append(TrialLog(trials_path(path), header, run, anew=request.resume is False))
+    return logs
 
-    Raises:
-        TuningError: No finalist passed the full verification.
-    """
-    passed: list[tuple[MeasuredTrial, Trial]] = []
-    failed: list[str] = []
-    for trial in chosen:
-        outcome = finals.outcomes[trial.config]
-        if isinstance(outcome, Rejected):
-            failed.append(f"{trial.config.id}: {outcome.kind}, {outcome.why}")
-        else:
-            passed.append((outcome, trial))
-    if not passed:
-        raise TuningError(f"no finalist passed the full verification: {'; '.join(failed)}")
-    passed.sort(key=lambda pair: pair[0].timing.median_ms)
-    won, trial = passed[0]
-    timing, source, binary, cublas = won.timing, trial.source, trial.binary, finals.cublas
-    assert binary is not None, "a candidate without machine code is no finalist"
-    return records.Record(
-        evidence="measured",
-        problem=source.problem,
-        device=records.RecordedDevice.of(facts.device),
-        family=source.family,
-        config=source.config,
-        launch=records.Launch(**vars(source.launch)),
-        code_digest=source.code_digest,
-        template_digest=source.template_digest,
-        space_digest=space.digest,
-        toolchain=records.Toolchain(nvrtc=binary.nvrtc, driver=facts.driver, flags=binary.options),
-        resources=records.Resources(binary.registers, binary.spill_bytes, binary.shared_bytes),
-        timing=records.Timing(**vars(timing)),
-        gflops=source.problem.flops / timing.median_ms / 1e6,
-        vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
-        cublas=None if cublas is None else records.Cublas(cublas.median_ms, finals.cublas_kernel),
-        verification=records.Verification(won.verdict.error, won.verdict.bound, won.verdict.inputs),
-        search=search,
-        finalists=tuple(
-            records.Finalist(
-                config=each.config,
-                median_ms=outcome.timing.median_ms,
-                quantiles=outcome.timing.quantiles,
-                tied=tied(outcome.timing, timing),
+
+def _searches(
+    candidates: Candidates,
+    begins: Sequence[list[int]],
+    logs: Sequence[TrialLog],
+    request: Request,
+    progress: Progress,
+    opened: ExitStack,
+) -> list[FamilySearch]:
+    """Open a search of each family: of this process alone, or one that a storage's processes share."""
+    seed, strategy = request.seed, request.strategy
+    if request.storage is None:
+        return [
+            Search(family.legal, seed=seed, first=first, strategy=strategy)
+            for family, first in zip(candidates.families, begins, strict=True)
+        ]
+    from autotune.sharing import Storage, open_search
+
+    storage = Storage(request.storage)
+    say = progress.notes.append
+    return [
+        opened.enter_context(
+            open_search(
+                storage,
+                request.study,
+                family.legal,
+                log.header,
+                seed=seed,
+                first=first,
+                strategy=strategy,
+                say=say,
             )
-            for outcome, each in passed
-        ),
-        created=records.now(),
+        )
+        for family, first, log in zip(candidates.families, begins, logs, strict=True)
+    ]
+
+
+def _others(candidates: Candidates, searches: Sequence[FamilySearch], pipeline: Pipeline) -> dict[int, Trial]:
+    """List what other processes of a shared study measured."""
+    found = {}
+    for family, search_ in zip(candidates.families, searches, strict=True):
+        for point, told in (search_.outcomes() if isinstance(search_, _Shared) else {}).items():
+            number = family.begin + point
+            if number not in pipeline.trials:
+                config = family.legal.config(point)
+                found[number] = Trial.told(family.name, config, told.median_ms, told.outcome, told.why)
+    return found
+
+
+def _store(
+    standing: Standing, stored: Stored, pipeline: Pipeline, search: records.Search, root: Path | None
+) -> records.Record:
+    """Store the winner, and bring the stored winners that it met up to date."""
+    candidates = standing.candidates
+    record = standing.record(standing.winner, search)
+    for number in standing.order:  # compiling the text again need not give the machine code that was measured
+        built = standing.built[number]
+        cubins.put(built.source.text, built.binary, candidates.device.arch, root=root)
+    over = None
+    for number, old in stored.records.items():
+        outcome = standing.finals.outcomes.get(number)
+        trial = pipeline.trials.get(number)
+        wrong = [each for each in (outcome, trial and trial.outcome) if isinstance(each, Rejected)]
+        if old.family == record.family:
+            over = old if outcome is not None or wrong else None
+        elif any(each.kind == "correctness" for each in wrong):
+            records.set_aside(
+                records.record_path(candidates.device, old.family, candidates.problem, root=root)
+            )
+        elif isinstance(outcome, MeasuredTrial) and _faster(old, record):
+            # The fastest record of any family is served: a time of another day must not decide.
+            records.offer(standing.record(number, search), over=old, root=root)
+    return records.offer(record, over=over, root=root)
+
+
+def _faster(old: records.Record, record: records.Record) -> bool:
+    return (
+        old.timing is not None
+        and record.timing is not None
+        and old.timing.median_ms <= record.timing.median_ms
     )

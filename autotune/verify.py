@@ -2,9 +2,9 @@
 
 Notation: u = 2^-24, the unit roundoff of float32; E = C - reference. C passes when all of these hold:
 
-1. ``||E||_F <= 4 u sqrt(k) max(||reference||_F, ||limit||_F / sqrt(k + 1))`` over the compared elements,
-   where ``limit = |alpha| |A||B| + |beta| |C0|``;
-2. ``|E[i, j]| <= 4 u sqrt(k) limit[i, j]`` for every compared element;
+1. ``||E||_F <= f u sqrt(k) max(||reference||_F, ||limit||_F / sqrt(k + 1))`` over the compared elements,
+   where ``limit = |alpha| |A||B| + |beta| |C0|``, and f = 4 for fused multiply-adds;
+2. ``|E[i, j]| <= f u sqrt(k) limit[i, j]`` for every compared element;
 3. for a random x, ``|(E x)[i]|`` stays below `projection_limit` in every row i, which covers all of C for one
    more read of it, and sees small errors that all elements share.
 
@@ -19,6 +19,11 @@ rounding errors do not. An element is a sum of k + 1 terms, whose magnitudes add
 signs its root mean square is the 2-norm of the terms: by Cauchy-Schwarz no less than limit / sqrt(k + 1), and
 for N(0,1) operands 1.1 to 1.6 times that. So the second norm counts only where ``||reference||_F`` lies that
 far below what is to be expected: in few draws at one element, in none at some dozens.
+
+For "3xtf32" f = 4 + 14 / sqrt(k): there a product itself has an error of up to 14 u, which adds to that of
+its sum. Let x = hi + lo, hi of 11 bits. Where hi is rounded, |lo| <= 2^-11 |x|, of which the tensor cores cut
+off at most 2 u |x|; where hi is cut off, which happens to one operand at most, |lo| <= 2^-10 |x|, rounded by
+at most 4 u |x|. The product of the low parts is left out: 8 u.
 """
 
 from __future__ import annotations
@@ -31,10 +36,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.problem import Problem
+from autotune.problem import Math, Problem
 
 UNIT_ROUNDOFF = 2.0**-24
 BOUND_FACTOR = 4.0
+PRODUCT_ERROR: dict[Math, float] = {"ffma": 0.0, "3xtf32": 14.0}  # of one product, in u, beyond its rounding
 SCALAR_STEPS = 16  # alpha and beta are odd multiples of 1/16: exact in float32, never 0 or 1
 
 
@@ -94,9 +100,14 @@ class Projection:
     row: int
 
 
-def error_bound(k: int) -> float:
-    """Return 4 u sqrt(k), the bound of rules 1 and 2 for dot products of length k."""
-    return BOUND_FACTOR * UNIT_ROUNDOFF * math.sqrt(k)
+def bound_factor(k: int, arithmetic: Math = "ffma") -> float:
+    """Return f of the rules for dot products of length k."""
+    return BOUND_FACTOR + PRODUCT_ERROR[arithmetic] / math.sqrt(k)
+
+
+def error_bound(k: int, arithmetic: Math = "ffma") -> float:
+    """Return f u sqrt(k), the bound of rules 1 and 2 for dot products of length k."""
+    return bound_factor(k, arithmetic) * UNIT_ROUNDOFF * math.sqrt(k)
 
 
 def draw_scalars(problem: Problem, random: np.random.Generator) -> tuple[float, float]:
@@ -121,11 +132,12 @@ def projection_limit(
     b_norm: float,
     beta: float,
     c0_norms: NDArray[np.float64] | float,
+    factor: float = BOUND_FACTOR,
 ) -> NDArray[np.float64]:
     """Return the largest |(E x)[i]| that rule 3 allows.
 
-    The limit is ``4 u (|alpha| ||A_i||_2 ||B diag(x)||_F + |beta| ||C0_i x||_2)``, for N(0,1) operands
-    about 4 u |alpha| k ||x||. One rounding has a standard deviation of 0.42 u times its value, so summing in
+    The limit is ``f u (|alpha| ||A_i||_2 ||B diag(x)||_F + |beta| ||C0_i x||_2)``, for N(0,1) operands
+    about f u |alpha| k ||x||. One rounding has a standard deviation of 0.42 u times its value, so summing in
     sequence gives (E x)[i] one of 0.3 u |alpha| k ||x||: 13 times less than the limit. At k = 1 it is 6.7
     times less (two roundings), with C0 at least 5.5 times (four). One wrong element shows when it is off by
     more than the limit over 0.75: at m = n = k = 4096 and alpha = 0.75 by 0.07, where elements are about 48.
@@ -136,12 +148,19 @@ def projection_limit(
         b_norm: Frobenius norm of op(B) with its columns scaled by x.
         beta: Scalar of C0.
         c0_norms: `[m]`, 2-norms of the rows of C0 scaled by x; 0 when there is no C0.
+        factor: f, see `bound_factor`.
     """
-    limit = BOUND_FACTOR * UNIT_ROUNDOFF * (abs(alpha) * a_norms * b_norm + abs(beta) * c0_norms)
+    limit = factor * UNIT_ROUNDOFF * (abs(alpha) * a_norms * b_norm + abs(beta) * c0_norms)
     return np.asarray(limit, np.float64)
 
 
-def judge(k: int, deviations: Sequence[Deviation], projection: Projection | None, inputs: str) -> Verdict:
+def judge(
+    k: int,
+    deviations: Sequence[Deviation],
+    projection: Projection | None,
+    inputs: str,
+    arithmetic: Math = "ffma",
+) -> Verdict:
     """Apply the rules.
 
     Args:
@@ -149,8 +168,9 @@ def judge(k: int, deviations: Sequence[Deviation], projection: Projection | None
         deviations: The compared sets of elements.
         projection: None where rule 3 is not applied: every element must be compared then.
         inputs: What was checked, for the verdict.
+        arithmetic: The problem's math.
     """
-    bound = error_bound(k)
+    bound = error_bound(k, arithmetic)
     squares = sum(part.error_squares for part in deviations)
     norm_squares = max(
         sum(part.reference_squares for part in deviations),
@@ -203,7 +223,7 @@ def verify_numpy(
     if c0 is not None and beta != 0:
         reference += beta * c0.astype(np.float64)
         limit += abs(beta) * np.abs(c0.astype(np.float64))
-    return judge(problem.k, [_deviation(c, reference, limit)], None, inputs)
+    return judge(problem.k, [_deviation(c, reference, limit)], None, inputs, problem.math)
 
 
 def _deviation(c: NDArray[Any], reference: NDArray[np.float64], limit: NDArray[np.float64]) -> Deviation:

@@ -22,7 +22,7 @@ EXTENTS = {
 }  # fmt: skip
 DEPTHS = {
     "1": (0, 1), "2": (0, 2), "3": (0, 3), "T-1": (1, -1), "T": (1, 0), "T+1": (1, 1), "2T+2": (2, 2),
-    "3T+4": (3, 4), "4T": (4, 0), "7T+3": (7, 3),
+    "3T+4": (3, 4), "4T": (4, 0), "7T+3": (7, 3), "98T+5": (98, 5), "130T": (130, 0),
 }  # fmt: skip
 # Class of beta; alpha; beta; what C holds before: a kernel must not look at it where beta is zero or absent.
 SCALARS = {
@@ -108,7 +108,9 @@ class _Columns(dict[str, Any]):
             codes = [file.codes[layout[name == "layout_b"]] for layout in LAYOUTS]
             return np.array(codes, np.int64)[ordinals["layout"]]
         if name == "math":
-            return file.codes["ffma"]
+            return file.codes[file.serves or "ffma"]
+        if name.startswith("align_"):
+            return 4
         if name == "beta":
             return np.array([entry[0] for entry in SCALARS.values()], np.int64)[ordinals["scalars"]]
         if name == "lda":
@@ -119,8 +121,10 @@ class _Columns(dict[str, Any]):
         return self["n"]
 
 
-def draw(file: SpaceFile, size: int, seed: int) -> tuple[dict[str, tuple[Any, ...]], Any]:
-    """Draw about ``size`` points at random that no constraint forbids; search rules do not count.
+def draw(
+    file: SpaceFile, size: int, seed: int, costs: Sequence[str] = LIMITS_OF_COST
+) -> tuple[dict[str, tuple[Any, ...]], Any]:
+    """Draw about ``size`` points at random that no constraint forbids and no cost; search rules do not count.
 
     Returns:
         The choices of every factor, and ``[points, factors]``: where each point's choice stands among them.
@@ -129,7 +133,7 @@ def draw(file: SpaceFile, size: int, seed: int) -> tuple[dict[str, tuple[Any, ..
     choices = {**CHOICES, **file.parameters}
     known = {*file.parameters, *file.derived, "m", "n", "k"}
     rules = [rule.expression for rule in file.rules if not rule.narrows]
-    for text in LIMITS_OF_COST:
+    for text in costs:
         rule = Expression(text, "cost", file.codes, file.words)
         if rule.names <= known:
             rules.append(rule)
@@ -165,7 +169,7 @@ def _depths(file: SpaceFile, choices: Mapping[str, Any]) -> dict[str, int]:
         "layout_a": depths["layout"],
         "layout_b": depths["layout"],
     }
-    depths |= {"math": 0, "beta": depths["scalars"]}
+    depths |= dict.fromkeys(("math", "align_a", "align_b", "align_c"), 0) | {"beta": depths["scalars"]}
     depths |= {name: max(depths[kind], depths.get(tile, 0)) for name, (kind, tile, _) in TILES.items()}
     depths |= {"lda": max(depths["m"], depths["k"]), "ldb": max(depths["n"], depths["k"]), "ldc": depths["n"]}
     for name, expression in file.derived.items():
@@ -173,7 +177,7 @@ def _depths(file: SpaceFile, choices: Mapping[str, Any]) -> dict[str, int]:
     return depths
 
 
-def all_pairs(points: Any, sizes: Sequence[int], seed: int, free: int = 0) -> list[int]:
+def all_pairs(points: Any, sizes: Sequence[int], seed: int, asked: Any = None) -> list[int]:
     """Choose points so that every pair of two factors' choices that some point has, a chosen point has.
 
     Greedy: the rarest pair that is still missing is taken from the point that brings most missing pairs.
@@ -182,16 +186,18 @@ def all_pairs(points: Any, sizes: Sequence[int], seed: int, free: int = 0) -> li
         points: ``[points, factors]``, ordinals.
         sizes: Number of choices of each factor.
         seed: Decides which points are looked at, 200 for each step.
-        free: Pairs among this many first factors need not be there.
+        asked: ``[factors, factors]``, whether pairs of two factors must be there; all of them when not given.
+            Every choice of each factor is there in any case.
     """
     random = np.random.default_rng(seed)
     ids = points + np.concatenate([[0], np.cumsum(sizes)[:-1]])
     has = np.zeros((len(points), sum(sizes)), np.float32)
     has[np.arange(len(points))[:, None], ids] = 1
     together = has.T @ has
-    np.fill_diagonal(together, 0)
     missing = together > 0
-    missing[: sum(sizes[:free]), : sum(sizes[:free])] = False
+    if asked is not None:
+        factors = np.repeat(np.arange(len(sizes)), sizes)
+        missing &= (asked | asked.T | np.eye(len(sizes), dtype=bool))[np.ix_(factors, factors)]
     chosen = []
     while missing.any():
         one, other = np.unravel_index(np.where(missing, together, np.inf).argmin(), missing.shape)
@@ -204,11 +210,31 @@ def all_pairs(points: Any, sizes: Sequence[int], seed: int, free: int = 0) -> li
     return chosen
 
 
-def cases(file: SpaceFile, size: int = 40000, seed: int = 0, problems: bool = True) -> list[Case]:
-    """List cases that cover every pair of choices; without ``problems``, those with a parameter in them."""
-    choices, points = draw(file, size, seed)
-    sizes = [len(values) for values in choices.values()]
-    chosen = all_pairs(points, sizes, seed, 0 if problems else len(CHOICES))
+def cases(
+    file: SpaceFile,
+    size: int = 40000,
+    seed: int = 0,
+    groups: Sequence[str] | None = None,
+    costs: Sequence[str] = LIMITS_OF_COST,
+) -> list[Case]:
+    """List cases that cover every choice, and every pair of choices of two factors of one group.
+
+    Args:
+        file: Of the space.
+        size: Points to draw.
+        seed: Of all that is random.
+        groups: Each the names of factors that act on each other; when not given, a parameter acts on all.
+        costs: As for `draw`.
+    """
+    choices, points = draw(file, size, seed, costs)
+    sizes, names = [len(values) for values in choices.values()], list(choices)
+    if groups is None:
+        chooses = np.array([name not in CHOICES for name in names])
+        asked = chooses[:, None] | chooses
+    else:
+        together = [np.isin(names, group.split()) for group in groups]
+        asked = np.any([members[:, None] & members for members in together], axis=0)
+    chosen = all_pairs(points, sizes, seed, asked)
     return [
         _case(file, {name: values[i] for (name, values), i in zip(choices.items(), row, strict=True)})
         for row in points[chosen]
@@ -221,6 +247,7 @@ def _case(file: SpaceFile, choice: Mapping[str, Any]) -> Case:
         multiple, rest = table[choice[kind]]
         return multiple * int(choice.get(tile, 32)) + rest
 
-    problem = Problem(extent("m"), extent("n"), extent("k"), choice["layout"], SCALARS[choice["scalars"]][0])
+    beta, math = SCALARS[choice["scalars"]][0], file.serves or "ffma"
+    problem = Problem(extent("m"), extent("n"), extent("k"), choice["layout"], beta, math)  # type: ignore[arg-type]
     config = Config({name: choice[name] for name in file.parameters})
     return Case(file.family, config, problem, choice["target"], choice["scalars"], choice["operands"])

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.device import named_device
 from autotune.errors import DeviceError, Rejected
-from autotune.gpu.service import received
+from autotune.gpu.service import attend, received
 from autotune.gpu.worker import GpuFacts, MeasuredTrial
 from autotune.timing import Timing
 from autotune.verify import Verdict
+
+FACTS = GpuFacts(named_device("h200"), "580.95.05", 1 << 30, 2, "0000:04:00.0")
+
+
+TOO_LARGE = 99_999  # rows that do not fit into the memory of `serve_hashed`
 
 
 def measured(median):
@@ -36,16 +43,28 @@ def act(entry):
 
 
 def serve(connection, ordinal, problem, seed, cold):
-    connection.send(("ready", GpuFacts(named_device("h200"), "580.95.05", True, 1 << 30, 2, "0000:04:00.0")))
-    for kind, *rest in received(connection):
-        if kind == "trial":
-            entry = rest[1]
-            connection.send(("started",))
-            connection.send(("done", *act(entry)))
-        else:
-            entries, baseline = rest
-            connection.send(("step", None))
-            connection.send(finals([entry for _, entry, _ in entries], baseline, connection))
+    connection.send(("ready", FACTS))
+    messages = received(connection)
+    while attend(connection, messages, Stub(connection)) is not None:
+        connection.send(("ready", FACTS))
+
+
+def serve_other(connection, ordinal, problem, seed, cold):
+    """Like `serve`, on another kind of GPU."""
+    connection.send(("ready", replace(FACTS, device=named_device("a10"))))
+    attend(connection, received(connection), Stub(connection))
+
+
+class Stub:
+    def __init__(self, connection):
+        self._connection = connection
+
+    def trial(self, cubin, entry, launch, best_ms):
+        return act(entry)
+
+    def finals(self, entries, baseline, announce):
+        announce(None)
+        return finals([entry for _, entry, _ in entries], baseline, self._connection)
 
 
 def finals(entries, baseline, connection):
@@ -57,11 +76,65 @@ def finals(entries, baseline, connection):
             return "fault", outcome
         outcomes.append(outcome)
     if not baseline:
-        return "finals", outcomes, None, None
+        return "finals", outcomes, None, None, None
     connection.send(("step", len(entries)))
     if "breaks cublas" in os.environ.get("STUB_GPU", ""):
         os._exit(3)
-    return "finals", outcomes, measured(0.5).timing, "sgemm_kernel"
+    return "finals", outcomes, measured(0.5).timing, "sgemm_kernel", "13.1.0"
+
+
+def serve_hashed(connection, ordinal, problem, seed, cold):
+    """Measure every candidate: its time is a hash of its machine code and launch.
+
+    STUB_GPU names a file to which each measurement adds a line before it begins, STUB_SECONDS how long one
+    takes. Words in a cubin do what they say to the process.
+    """
+    connection.send(("identified", FACTS.device, FACTS.driver))
+    messages, next_problem = received(connection), problem
+    while next_problem is not None:
+        if next_problem.m == TOO_LARGE:
+            connection.send(
+                ("failed", DeviceError(f"{next_problem} needs 2 bytes of device memory and 1 are free"))
+            )
+            return
+        connection.send(("ready", FACTS))
+        next_problem = attend(connection, messages, Hashed())
+
+
+class Hashed:
+    def __init__(self):
+        self._file = os.open(os.environ["STUB_GPU"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._seconds = float(os.environ.get("STUB_SECONDS", "0.002"))
+
+    def trial(self, cubin, entry, launch, best_ms):
+        digest, outcome = hashed(cubin, entry, launch)
+        os.write(self._file, f"{digest}\n".encode())
+        time.sleep(self._seconds)
+        word = next((word for word in HARM if word.encode() in cubin), "")
+        return act(HARM[word]) if word else (outcome, True)
+
+    def finals(self, entries, baseline, announce):
+        announce(None)
+        outcomes = []
+        for index, entry in enumerate(entries):
+            announce(index)
+            time.sleep(float(os.environ.get("STUB_FINALS", self._seconds)))
+            outcomes.append(hashed(*entry)[1])
+        return "finals", outcomes, None, None, None
+
+
+HARM = {  # a name in a cubin: what it does
+    "torture_endless_kernel": "hang",
+    "torture_segfault": "crash",
+    "torture_stray_far": "poison",
+    "torture_wrong": "wrong",
+}
+
+
+def hashed(cubin, entry, launch):
+    """Return digits and a measurement made of a candidate's code and launch: 1 to 2 ms."""
+    digest = hashlib.sha256(cubin + repr(launch).encode()).hexdigest()[:16]
+    return digest, measured(1.0 + int(digest, 16) / 16**16)
 
 
 def serve_counting(connection, ordinal, problem, seed, cold):
@@ -105,12 +178,17 @@ def never_starts(connection, ordinal, problem, seed, cold):
     raise ImportError("libsomething.so is missing")
 
 
+def identified_only(connection, ordinal, problem, seed, cold):
+    connection.send(("identified", FACTS.device, FACTS.driver))
+    time.sleep(60)
+
+
 def silent(connection, ordinal, problem, seed, cold):
     time.sleep(60)
 
 
 def setup_dies(connection, ordinal, problem, seed, cold):
-    connection.send(("ready", GpuFacts(named_device("h200"), "580.95.05", True, 1 << 30, 2, "0000:04:00.0")))
+    connection.send(("ready", FACTS))
     connection.recv()
     connection.send(("step", None))
     os._exit(7)

@@ -47,6 +47,16 @@ def test_intensity_of_a_problem():
     assert problem_intensity(Problem(1, 4096, 4096)) == pytest.approx(0.5, abs=1e-3)
 
 
+def test_the_peak_of_three_tf32_products_is_a_third_of_tf32s():
+    peak = H200.peak("3xtf32")
+    assert peak == pytest.approx(989.4e3 / 2 * 1980 / 1830 / 3, rel=0.01)  # 989.4 TFLOP/s sparse at 1830 MHz
+    assert ridge(H200, "3xtf32") == pytest.approx(peak / H200.bandwidth_gbs)
+    assert roofline_ms(Problem(4096, 4096, 4096, math="3xtf32"), H200) == pytest.approx(2**37 / peak * 1e-6)
+    old = dataclasses.replace(H200, compute_capability="7.5")
+    with pytest.raises(DeviceError, match="the peak of 3xtf32 on NVIDIA H200 is unknown"):
+        ridge(old, "3xtf32")
+
+
 def test_ridge():
     assert ridge(H200) == pytest.approx(13.9, abs=0.05)
     assert ridge(known_devices()["rtx5080"]) == pytest.approx(58.6, abs=0.1)

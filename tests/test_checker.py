@@ -322,3 +322,34 @@ def test_one_set_where_two_do_not_fit_and_an_error_where_none_does():
         DeviceError, match=r"^256 x 256 x 256 nn needs \d+ bytes .* and 5000000 are free: tune"
     ):
         Host(problem, memory_free=5_000_000)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (-1.0, 0.5), (1.5, 0.0)])
+def test_scalars_that_are_given_are_those_checked_with(alpha, beta, full):
+    problem = Problem(24, 20, 16, beta=int(beta != 0))
+    host = Host(problem)
+    host.checker = Checker(host.gpu, NumpyKernels(host.gpu), problem, 5, (alpha, beta))
+    seen = []
+
+    def candidate(*call):
+        seen.append((call[0], call[3]))
+        host.multiply(*call)
+
+    def ignores_alpha(given, a, b, c_scalar, c):
+        host.multiply(1.0, a, b, c_scalar, c)
+
+    if full:
+        verdicts = host.checker.check_in_full([candidate, ignores_alpha], lambda index: None)
+    else:
+        verdicts = [host.checker.check(candidate), host.checker.check(ignores_alpha)]
+    assert [verdict.ok for verdict in verdicts] == [True, alpha == 1.0]
+    assert seen[0] == (alpha, beta)
+
+
+def test_c_is_finite_again_after_restoring():
+    host = Host(Problem(8, 8, 8, beta=1))
+    c = host.gpu.view(host.checker.operands[2], np.float32, 64)
+    c[:] = np.nan
+    host.checker.restore()
+    assert np.isfinite(c).all()

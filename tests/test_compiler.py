@@ -257,6 +257,32 @@ def test_pool_raises_what_is_no_candidates_fault() -> None:
         assert isinstance(collect_all(pool)["new"], Binary)
 
 
+def test_dropped_compiles_are_forgotten_and_the_pool_goes_on() -> None:
+    with CompilePool(1) as pool:
+        pool.submit("dropped", SCALE, "scale", "sm_90")
+        pool.submit("waiting", SCALE, "scale", "sm_90")
+        pool.drop()
+        assert pool.pending == 0
+        pool.submit("wanted", SCALE, "scale", "sm_90")
+        assert pool.pending == 1
+        outcomes = []
+        while pool.pending:
+            outcomes += pool.collect(30)
+        assert [key for key, _ in outcomes] == ["wanted"]
+        assert isinstance(outcomes[0][1], Binary)
+
+
+def test_compilers_yield_to_other_processes() -> None:
+    with CompilePool(1) as pool:
+        pool.submit(0, SCALE, "scale", "sm_90")
+        while not pool.collect(30):
+            pass
+        (worker,) = pool._workers
+        stat = Path(f"/proc/{worker.child.pid}/stat").read_text().rpartition(")")[2].split()
+        assert int(stat[16]) == os.getpriority(os.PRIO_PROCESS, 0) + compiler.NICENESS
+        assert Path(f"/proc/{worker.child.pid}/oom_score_adj").read_text().strip() == "1000"
+
+
 def test_closed_pool_leaves_no_process() -> None:
     pool = CompilePool(2)
     pool.warm()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 pytest.importorskip("cupy")
-from autotune.gpu.cublas import _KernelNodeParams, library_candidates, plain_name
+from autotune.gpu.cublas import _KernelNodeParams, library_candidates, library_version, plain_name
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,24 @@ def test_kernel_node_params_have_the_layout_of_cuda_h():
     assert ctypes.sizeof(_KernelNodeParams) == 72
     assert _KernelNodeParams.parameters.offset == 40
     assert _KernelNodeParams.kernel.offset == 56
+
+
+class Library:
+    """A library of version 13.1.1, whose functions have the C names and return a status."""
+
+    status = 0
+
+    def cublasGetProperty(self, which, value):  # noqa: N802
+        value._obj.value = (13, 1, 1)[which.value]
+        return self.status
+
+
+def test_the_version_is_read_from_the_library():
+    assert library_version(Library(), "cublas") == "13.1.1"
+
+
+def test_a_library_that_does_not_tell_its_version_has_none():
+    silent = Library()
+    silent.status = 7
+    assert library_version(silent, "cublas") is None
+    assert library_version(object(), "cublas") is None

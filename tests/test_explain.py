@@ -11,7 +11,7 @@ from autotune import records
 from autotune.cli.explain import source_text, text
 from autotune.device import named_device
 from autotune.errors import ConfigError
-from autotune.explain import RELIEF, differing, explain
+from autotune.explain import RELIEF, differing, explain, relief
 from autotune.problem import Problem
 from autotune.proof import small_problem
 from autotune.space import Space
@@ -140,3 +140,16 @@ def test_an_illegal_config_names_each_violated_constraint():
     config = SGEMM.config({**SGEMM.presets["long_block"], "loader": "reg", "LM": 16})
     with pytest.raises(ConfigError, match=r"reg_stages: needs .*stages = 3"):
         explain(SGEMM, config, LARGE, H200)
+
+
+def test_kernels_on_tensor_cores_are_explained_in_their_own_terms():
+    cube = Problem(4096, 4096, 4096, math="3xtf32")
+    space = Space.load("sgemm_3xtf32_wgmma")
+    fast = explain(space, space.presets["two_warpgroups"], cube, H200, title="two_warpgroups")
+    assert fast.bottleneck == "tensor"
+    assert "limited by the tensor cores: each FP32 product is three of theirs" in text([fast])
+    assert fast.loop.multiply == "HGMMA"
+    assert fast.ridge == pytest.approx(H200.peak("3xtf32") / H200.bandwidth_gbs)
+    for bottleneck in RELIEF:
+        assert "FFMA" not in "".join(relief(bottleneck, "3xtf32")) or bottleneck in ("fetch", "global")
+    assert relief("issue", "ffma") == RELIEF["issue"]

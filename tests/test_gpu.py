@@ -47,6 +47,22 @@ def test_facts_and_outcomes_arrive():
         assert kinds(measure(gpu, "1.5", "wrong", "2.5")) == [1.5, "correctness", 2.5]
 
 
+def test_a_worker_that_only_knows_its_gpu_says_so():
+    with worker("stub_gpu:identified_only") as gpu:
+        device, driver = gpu.identity(10)
+        assert (device.name, driver) == ("NVIDIA H200", "580.95.05")
+        with pytest.raises(DeviceError, match="not ready"):
+            gpu.ready(0.1)
+
+
+def test_the_seconds_of_the_child_are_added_up():
+    with worker() as gpu:
+        gpu.ready()
+        start = time.monotonic()
+        measure(gpu, "1.5", "wrong", "2.5")
+        assert 0 < gpu.busy_s < time.monotonic() - start
+
+
 def test_outcomes_do_not_wait_for_ready():
     with worker() as gpu:
         assert gpu.next_deadline is not None
@@ -174,6 +190,25 @@ def test_without_a_gpu_the_error_is_one_line():
         gpu.ready()
     assert "\n" not in str(caught.value)
     assert "GPU" in str(caught.value) or "driver" in str(caught.value)
+
+
+def test_a_worker_turns_to_another_problem_in_the_same_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_GPU", str(tmp_path / "pids"))
+    other = Problem(128, 64, 64)
+    with worker("stub_gpu:serve_counting") as gpu:
+        gpu.turn_to(PROBLEM)  # it starts with that already
+        assert kinds(measure(gpu, "1.0")) == [1.0]
+        gpu.turn_to(other)
+        assert gpu.next_deadline is not None
+        assert kinds(measure(gpu, "2.0", "wrong")) == [2.0, "correctness"]
+        gpu.turn_to(other)
+        assert kinds(measure(gpu, "3.0")) == [3.0]
+        assert len((tmp_path / "pids").read_text().split()) == 1
+        gpu.submit(0, binary("hang"), LAUNCH, None, 20.0)
+        gpu.turn_to(PROBLEM)
+        assert gpu.pending == 0
+        assert kinds(measure(gpu, "4.0")) == [4.0]
+    assert len((tmp_path / "pids").read_text().split()) == 2
 
 
 def entries(*names):

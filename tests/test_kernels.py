@@ -1,4 +1,4 @@
-"""Rendered kernels in the simulator: every pair of choices and every preset bit by bit; planted mistakes."""
+"""Rendered kernels in the simulator: choices, their pairs and every preset bit by bit; planted mistakes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from autotune.compiler import Binary, CompilePool, compile_text
 from autotune.device import named_device
 from autotune.errors import Rejected
 from autotune.problem import Problem
+from autotune.proof import workspace_of
 from autotune.render import Source, render
-from autotune.simulator import Fault, run_ptx
+from autotune.simulator import Fault, machine, run_ptx
 from autotune.simulator.fma import fma32
 from autotune.space import Space
 from autotune.spacefile import read_space_file
@@ -29,7 +30,16 @@ from autotune.verify import verify_numpy
 
 Floats = NDArray[np.float32]
 UNOPTIMISED = ("-Xptxas=-O0",)  # the PTX is the same; of the machine code nothing is asked here
-FAMILIES = [path.stem for path in sorted((Path(__file__).parents[1] / "search_spaces").glob("*.toml"))]
+ELSEWHERE = (
+    "sgemm_3xtf32",
+    "sgemm_3xtf32_wgmma",
+    "sgemm_skinny",
+)  # their sums are no chain of FMAs, so they have tests of their own
+FAMILIES = [
+    path.stem
+    for path in sorted((Path(__file__).parents[1] / "search_spaces").glob("*.toml"))
+    if path.stem not in ELSEWHERE
+]
 
 
 @functools.cache
@@ -59,17 +69,56 @@ def operands(problem: Problem, kind: str, start: str) -> tuple[Floats, Floats, F
     return a, b, c
 
 
-def expected(problem: Problem, a: Floats, b: Floats, c: Floats, alpha: float, beta: float) -> list[Floats]:
-    """What the kernel must give: FMAs in the order of k, rounded once each, then alpha and beta.
+def chains(source: Source) -> list[list[list[int]]]:
+    """The k of every chain of FMAs: of each part of k, and in it of each of the warps that take turns.
+
+    Every warp has its share of each step; the first step has the remainder of k.
+    """
+    values, k = (
+        space(source.family).values(source.config, source.problem, named_device("h200")),
+        source.problem.k,
+    )
+    BK, turns, parts = int(values.get("BK", k)), int(values.get("warps_k", 1)), int(values.get("split_k", 1))
+    steps = -(-k // BK)
+    begins = [part * (steps // parts) + min(part, steps % parts) for part in range(parts + 1)]
+    before = steps * BK - k  # what the first step lacks at its end
+    found = []
+    for first, last in itertools.pairwise(begins):
+        turn_of: list[list[int]] = [[] for _ in range(turns)]
+        for step in range(first, last):
+            for kk in range(BK if step else BK - before):
+                turn_of[kk * turns // BK].append(step * BK - (before if step else 0) + kk)
+        found.append(turn_of)
+    return found
+
+
+def summed(sums: list[Floats], group: int) -> Floats:
+    """Add up in order, groups first where there are more than one."""
+    if group < len(sums):
+        sums = [summed(sums[i : i + group], group) for i in range(0, len(sums), group)]
+    return functools.reduce(lambda one, other: one + other, sums)
+
+
+def expected(source: Source, a: Floats, b: Floats, c: Floats, alpha: float, beta: float) -> list[Floats]:
+    """What the kernel must give: chains of FMAs in the order of k, rounded once each, then alpha and beta.
 
     Of ``alpha * acc + beta * c`` the compiler fuses one product with the sum: both results are right.
     """
+    problem = source.problem
+    values = space(source.family).values(source.config, problem, named_device("h200"))
     op_a, op_b = (a if problem.layout[0] == "n" else a.T), (b if problem.layout[1] == "n" else b.T)
     scale, weight = np.float32(alpha), np.float32(beta)
     with np.errstate(all="ignore"):
-        acc = np.zeros(problem.c_shape, np.float32)
-        for p in range(problem.k):
-            acc = fma32(op_a[:, p : p + 1], op_b[p], acc)
+        parts = []
+        for part in chains(source):
+            turns = []
+            for turn in part:
+                acc = np.zeros(problem.c_shape, np.float32)
+                for p in turn:
+                    acc = fma32(op_a[:, p : p + 1], op_b[p], acc)
+                turns.append(acc)
+            parts.append(summed(turns, len(turns)))
+        acc = summed(parts, int(values.get("sum_group", 1)))
         if not problem.beta:
             return [scale * acc]
         old = np.zeros_like(c) if beta == 0 else c
@@ -89,14 +138,14 @@ def difference(
     _, alpha, beta, start = SCALARS[scalars]
     a, b, c = operands(problem, kind, start)
     arrays = a.copy(), b.copy(), c.copy()
-    args = [np.float32(alpha), arrays[0], arrays[1], np.float32(beta), arrays[2]]
+    args = [np.float32(alpha), arrays[0], arrays[1], np.float32(beta), arrays[2], *workspace_of(source)]
     shared = launch.shared_bytes if shared_bytes is None else shared_bytes
     report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=shared)
     if report.faults:
         return report.faults[0]
     if (bits(arrays[0]) != bits(a)).any() or (bits(arrays[1]) != bits(b)).any():
         return "an operand was changed"
-    wanted = expected(problem, a, b, c, alpha, beta)
+    wanted = expected(source, a, b, c, alpha, beta)
     wrong = min((bits(each) != bits(arrays[2]) for each in wanted), key=np.count_nonzero)
     if wrong.any():
         row, col = np.argwhere(wrong)[0]
@@ -161,10 +210,26 @@ def check(source: Source, binary: Binary, scalars: str, kind: str) -> None:
     assert not found, f"{found}\nconfig {source.config.id}, {source.problem}, {scalars}, {kind} operands"
 
 
-# -- every pair of choices -----------------------------------------------------------------------------------
+# -- choices and their pairs ---------------------------------------------------------------------------------
 
-# The space that is searched gets every pair; steps of the ladder get every pair with one of their parameters.
-PAIRS = {family: pairwise.cases(read_space_file(family), problems=family == "sgemm") for family in FAMILIES}
+# What acts together in `sgemm`. Steps of the ladder get every pair with one of their parameters.
+GROUPS = (
+    "split_k warps_k edge loader transpose_a transpose_b read_k layout stages fragment_pipeline",
+    "spread_n loader layout transpose_b vec_b VN wide_b smem_pad edge",
+    "loader layout edge vec_a transpose_a smem_pad wide_a rows",
+    "loader layout edge vec_b transpose_b smem_pad wide_b cols",
+    "stages loader unroll_stages fragment_pipeline first_step odd_steps edge depth",
+    "edge group_m ragged_group rows",
+    "TM VM warps_k read_k ffma_order transpose_a",
+    "TN VN warps_k read_k ffma_order transpose_b",
+    "scalars edge vec_c spread_n warps_k split_k",
+    "operands edge loader first_step layout",
+    "target loader layout",
+)
+PAIRS = {
+    family: pairwise.cases(read_space_file(family), groups=GROUPS if family == "sgemm" else None)
+    for family in FAMILIES
+}
 
 
 def preset_cases() -> list[Case]:
@@ -173,8 +238,10 @@ def preset_cases() -> list[Case]:
     for family in FAMILIES:
         for number, config in enumerate(space(family).presets.values()):
             BM, BN, BK, stages = (int(config.get(name, 8)) for name in ("BM", "BN", "BK", "stages"))
-            whole = Problem(BM, 2 * BN, (stages + 2) * BK, beta=number % 2)
-            edge = Problem(BM + 1, BN - 1, (stages + 1) * BK - 3, beta=1 - number % 2)
+            steps = int(config.get("split_k", 1)) * (stages + 2)
+            layout = "nt" if config.get("transpose_b") == 0 else "nn"
+            whole = Problem(BM, 2 * BN, steps * BK, layout, beta=number % 2)
+            edge = Problem(BM + 1, BN - 1, steps * BK - BK - 3, layout, beta=1 - number % 2)
             for problem in (whole, edge):
                 choice = space(family).fitted(config, problem, named_device("h200"))
                 scalars = "beta" if problem.beta else "beta absent"
@@ -194,14 +261,33 @@ def test_every_value_of_every_parameter_is_run(family: str) -> None:
     assert want == have
 
 
-def test_all_pairs_are_chosen() -> None:
+@pytest.mark.parametrize(("asked", "most"), [("all", 200), ("of the first five", 60)])
+def test_all_pairs_are_chosen(asked: str, most: int) -> None:
     """By brute force: the chosen points have every pair that any point has, and are few."""
     _, points = pairwise.draw(read_space_file("shared_tile"), 2000, 1)
-    chosen = points[pairwise.all_pairs(points, points.max(axis=0) + 1, 1)]
-    for one, other in itertools.combinations(range(points.shape[1]), 2):
-        pairs = {tuple(pair) for pair in points[:, [one, other]].tolist()}
-        assert pairs == {tuple(pair) for pair in chosen[:, [one, other]].tolist()}
-    assert len(chosen) < 200
+    factors = points.shape[1]
+    wanted = np.ones((factors, factors), bool)
+    if asked != "all":
+        wanted[5:] = wanted[:, 5:] = False
+    chosen = points[pairwise.all_pairs(points, points.max(axis=0) + 1, 1, wanted)]
+    for one, other in itertools.combinations_with_replacement(range(factors), 2):
+        if wanted[one, other] or one == other:
+            pairs = {tuple(pair) for pair in points[:, [one, other]].tolist()}
+            assert pairs == {tuple(pair) for pair in chosen[:, [one, other]].tolist()}
+    assert len(chosen) < most
+
+
+def test_what_acts_together_is_there_together() -> None:
+    factors = {*pairwise.CHOICES, *space("sgemm").parameters, *pairwise.FEATURES}
+    assert {name for group in GROUPS for name in group.split()} <= factors
+    configs = [{**case.config, "layout": case.problem.layout} for case in PAIRS["sgemm"]]
+    for one, other, count in (
+        ("spread_n", "loader", 4),
+        ("spread_n", "layout", 8),
+        ("split_k", "edge", 38),  # where the simulation is not too long
+        ("warps_k", "read_k", 6),
+    ):
+        assert len({(config[one], config[other]) for config in configs}) >= count, (one, other)
 
 
 def test_drawn_points_are_legal_and_of_all_kinds() -> None:
@@ -237,6 +323,15 @@ BASES = {  # 64 threads, 4 x 4 outputs each
     "staged": (Problem(37, 44, 44, beta=1), STAGED),
     "async": (Problem(37, 44, 44, beta=1), ASYNC),
     "pipelined": (Problem(37, 44, 44, beta=1), {**ASYNC, "fragment_pipeline": 1, "unroll_stages": 1}),
+}
+BASES |= {
+    "turns": (
+        Problem(37, 44, 64),
+        {**ASYNC, "stages": 2, "BK": 16, "warps_k": 2, "fragment_pipeline": 1, "unroll_stages": 1},
+    ),
+    "shifted": (Problem(37, 44, 44), {**ASYNC, "edge": "shifted"}),
+    "parts": (Problem(32, 32, 96), {**ASYNC, "edge": "exact", "stages": 2, "split_k": 3}),
+    "spread": (Problem(37, 45, 44, "nt"), {**ASYNC, "VN": 2, "vec_b": 1, "vec_c": 1, "spread_n": 1}),
 }
 DIFFERS = "differs"
 
@@ -376,6 +471,45 @@ MISTAKES = [
     ),
     Mistake("C read though beta is zero", "staged", "if (beta != 0.0f)", "", DIFFERS),
     Mistake("alpha forgotten", "single", "alpha * acc[i][j + v]", "acc[i][j + v]", DIFFERS),
+    Mistake(
+        "no barrier before tiles become sums",
+        "turns",
+        "__syncthreads();  // nobody reads the last tile any more",
+        "",
+        "shared-race",
+    ),
+    Mistake(
+        "no barrier before adding",
+        "turns",
+        f"{SYNC}    #pragma unroll\n    for (int i = 0; i < own_rows",
+        "#pragma unroll\n    for (int i = 0; i < own_rows",
+        "shared-race",
+    ),
+    Mistake(
+        "every turn the same k", "turns", "As + warp_k * (BK / warps_k)", "As + 0 * (BK / warps_k)", DIFFERS
+    ),
+    Mistake("rows of the tile before written", "shifted", "c_row + row < tile_row || ", "", "write-conflict"),
+    Mistake("the last tile not shifted", "shifted", "min(tile_col, n - BN)", "tile_col", "out-of-bounds"),
+    Mistake(
+        "the first step taken for a whole one",
+        "shifted",
+        "load_first_tile(first_k)",
+        "load_first_tile(BK)",
+        "out-of-bounds",
+    ),
+    Mistake(
+        "a part begins a step late", "parts", "part * steps;", "part * steps + (part > 0);", "out-of-bounds"
+    ),
+    Mistake("one part left out", "parts", "add(0, split_k)", "add(0, split_k - 1)", DIFFERS),
+    Mistake("columns of C side by side", "spread", "j % VN * LN;", "j % VN;", DIFFERS),
+    Mistake("columns of B side by side", "spread", "Bs_row + spread(b_row)", "Bs_row + b_row", DIFFERS),
+    Mistake(
+        "a column in another lane",
+        "spread",
+        "col % LN * VN + col / LN % VN",
+        "col % VN * LN + col / VN % LN",
+        DIFFERS,
+    ),
     Mistake("columns exchanged", "single", "reg_n[half][j];", "reg_n[half][j ^ 1];", DIFFERS),
 ]
 
@@ -406,6 +540,26 @@ def test_a_planted_mistake_is_named(compiled: Compiler, mistake: Mistake) -> Non
 def test_without_a_mistake_nothing_is_found(compiled: Compiler, base: Mistake) -> None:
     source, binary = compiled(base)
     check(source, binary, "beta zero" if source.problem.beta else "beta absent", base.operands)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "right"),
+    [
+        ("", "", True),
+        ("part = blockIdx.x / tiles", "part = split_k - 1 - blockIdx.x / tiles", True),
+        ("== count - 1)", "== 0)", False),
+        ("keep(part);", "if (part < split_k - 1) keep(part);", False),
+    ],
+    ids=["as it is", "in reverse", "the first block adds", "the last block keeps nothing"],
+)
+def test_parts_add_up_alike_whichever_block_comes_last(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str, right: bool
+) -> None:
+    monkeypatch.setattr(machine, "MAX_LANES", 64)  # one block after the other
+    source = planted(Mistake("", "parts", old, new, ""))
+    binary = compile_text(source.text, source.entry, "sm_90")
+    assert isinstance(binary, Binary)
+    assert (difference(source, binary.ptx, "beta absent", "random") == "") == right
 
 
 def test_too_little_shared_memory_and_a_misaligned_operand_are_named() -> None:

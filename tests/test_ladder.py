@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from test_render import assert_tidy
 
+from autotune import records
 from autotune.cli.ladder import show
 from autotune.compiler import Binary, CompilePool, compile_text
 from autotune.device import named_device
@@ -31,6 +32,7 @@ from autotune.ladder import (
     steps,
     why_slower,
 )
+from autotune.ladder.climber import _rung
 from autotune.problem import LAYOUTS, Problem
 from autotune.render import Source, render
 from autotune.simulator import run_ptx
@@ -568,8 +570,6 @@ def test_the_table_without_a_gpu(ladder, capsys):
 
 def test_the_stored_winner_is_the_last_step():
     checkout = Path(__file__).resolve().parents[1] / "cache"
-    from autotune import records
-
     problem = Problem(1024, 1024, 1024)
     record = records.find(H200, "sgemm", problem, root=checkout)
     assert record is not None
@@ -579,6 +579,31 @@ def test_the_stored_winner_is_the_last_step():
     assert config["loader"] == "reg"
     assert note.startswith("the preset long_block stands in: no record yet, run ")
     assert "adapted to the problem: loader = reg" in note
+
+
+def test_the_ladder_of_3xtf32_ends_on_the_tensor_cores(tmp_path):
+    problem = replace(CUBE, math="3xtf32")
+    *usual, last = steps(problem.math)
+    assert tuple(usual) == steps()
+    checkout = Path(__file__).resolve().parents[1] / "cache"
+    space, config, note = fitted_step(last, problem, H200, checkout)
+    stored = records.find(H200, space.family, problem, root=checkout)
+    assert (space.family, dict(config), note) == ("sgemm_3xtf32_wgmma", dict(stored.config), space.family)
+    space, _, note = fitted_step(last, problem, named_device("a100"), tmp_path)
+    assert space.family == "sgemm_3xtf32"
+    assert note.startswith("sgemm_3xtf32; a preset of sgemm_3xtf32 stands in: no record yet, run 'autotune ")
+    assert note.endswith("--math 3xtf32'")
+    small = replace(problem, m=256, n=256, k=256)
+    rungs = [_rung(step, small, H200, tmp_path) for step in (usual[0], last)]
+    assert [rung.account.problem.math for rung in rungs] == ["ffma", "3xtf32"]
+    assert [rung["family"] for rung in Ladder(small, H200, tuple(rungs)).plain()["steps"]] == [
+        "naive",
+        rungs[1].account.source.family,
+    ]
+    assert rungs[1].account.source.family.startswith("sgemm_3xtf32")
+    assert per_ffma(rungs[1].account) == {}
+    none = _rung(last, small, named_device("t4"), tmp_path)
+    assert "no kernel family computes" in none.rejected.why
 
 
 def test_an_impossible_step_is_a_row():

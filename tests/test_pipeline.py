@@ -7,18 +7,26 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from tuning import PLAIN
 
-from autotune import records
+from autotune.candidates import Candidates
 from autotune.compiler import CompilePool
 from autotune.device import named_device
 from autotune.gpu.worker import MeasuredTrial
-from autotune.nvrtc import nvrtc_version
-from autotune.pipeline import LAUNCHES, TRIAL_TIMEOUT_S, Pipeline, trial_limit, unlaunchable
+from autotune.pipeline import (
+    KEPT,
+    LAUNCHES,
+    TRIAL_TIMEOUT_S,
+    Pipeline,
+    trial_header,
+    trial_limit,
+    unlaunchable,
+)
 from autotune.problem import Problem
 from autotune.progress import Budget, Progress
-from autotune.records.trials import TrialHeader, TrialLog, read_trials
+from autotune.records.trials import TrialLog, read_log, read_trials
 from autotune.render import Launch, render
-from autotune.search import Search
+from autotune.search import WAIT, Search
 from autotune.space import Space
 from autotune.timing import Timing
 from autotune.verify import Verdict
@@ -62,11 +70,14 @@ class Judge:
     def pending(self):
         return len(self._done)
 
-    def submit(self, key, binary, launch, best_ms, timeout_s):
+    def submit(self, key, binary, launch, best_ms, timeout_s, note):
         self.launches.append(launch)
         ms = float(launch.block[0])
         timing = Timing(ms, (ms, ms, ms), 1, 1, "warm", "back-to-back", False)
-        self._done.append((key, MeasuredTrial(timing, Verdict(True, 0.0, 1.0, "", "none"))))
+        trial = MeasuredTrial(timing, Verdict(True, 0.0, 1.0, "", "none"))
+        note.started()
+        note.ended(trial)
+        self._done.append((key, trial))
 
     def collect(self):
         done, self._done = self._done, []
@@ -79,20 +90,13 @@ def run(tmp_path):
         (tmp_path / "threads.toml").write_text(SPACE.replace("SHARED", shared))
         (tmp_path / "threads.cu.jinja").write_text(KERNEL)
         space = Space.load(tmp_path / "threads.toml")
-        legal = space.enumerate(PROBLEM, H200)
+        candidates = Candidates([space], PROBLEM, H200)
         progress, judge = Progress(PROBLEM, Budget()), Judge()
-        header = TrialHeader(
-            family="threads",
-            problem=PROBLEM,
-            device=records.RecordedDevice.of(H200),
-            space_digest="0" * 64,
-            template_digest="0" * 64,
-            nvrtc=nvrtc_version(),
-        )
         path = tmp_path / "x.trials.jsonl"
-        with CompilePool(1) as pool, TrialLog(path, header) as log:
-            search = Search(legal, seed=0, strategy="exhaustive")
-            Pipeline(space, legal, search, pool, judge, log, progress, lambda _: None, H200).run()
+        with CompilePool(1) as pool, TrialLog(path, trial_header(space, PROBLEM, H200)) as log:
+            search = Search(candidates.families[0].legal, seed=0, strategy="exhaustive")
+            pipeline = Pipeline(candidates, search, pool, [judge], [log], progress, lambda _: None)
+            pipeline.run()
         return progress, judge, read_trials(path)[1]
 
     return run
@@ -140,6 +144,71 @@ def test_grids_and_blocks_out_of_range(launch):
         ((_, binary),) = pool.collect(30)
     assert unlaunchable(source, binary, H200) is None
     assert "give 1 to 2147483647 blocks" in unlaunchable(replace(source, launch=launch), binary, H200).why
+
+
+# -- several judges, others, many candidates -----------------------------------------------------------------
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Run a pipeline over the plain family; return it, its progress and the lines of its log."""
+    space = Space.load(PLAIN)
+    candidates = Candidates([space], PROBLEM, H200)
+    path = tmp_path / "x.trials.jsonl"
+
+    def plain(search, judges, budget=None):
+        progress = Progress(PROBLEM, budget or Budget())
+        with CompilePool(2) as pool, TrialLog(path, trial_header(space, PROBLEM, H200)) as log:
+            pipeline = Pipeline(candidates, search, pool, judges, [log], progress, lambda _: None)
+            pipeline.run()
+            built = pipeline.build(pipeline.fastest()[:20])
+        return pipeline, progress, read_log(path)[1], built
+
+    plain.legal = candidates.families[0].legal
+    return plain
+
+
+def test_several_judges_share_the_candidates(plain):
+    judges = [Judge(), Judge()]
+    _, progress, lines, _ = plain(Search(plain.legal, seed=0, strategy="random"), judges)
+    assert progress.outcomes == {"measured": 60}
+    assert all(len(judge.launches) > 10 for judge in judges)
+    assert {line["gpu"] for line in lines if line.get("event") == "started"} == {0, 1}
+
+
+def test_only_the_fastest_are_kept_and_others_are_compiled_again(plain):
+    pipeline, _, _, built = plain(Search(plain.legal, seed=0, strategy="random"), [Judge()])
+    assert len(pipeline._kept) <= KEPT + 20
+    order = pipeline.fastest()
+    assert len(order) == 60
+    assert [pipeline.trials[number].median_ms for number in order[:12]] == [32.0] * 12
+    assert list(built) == order[:20]
+    for number, each in built.items():
+        assert each.source.config == pipeline.trials[number].config
+        assert each.code == pipeline.trials[number].code
+
+
+def test_a_search_that_waits_for_others_is_asked_again(plain):
+    class Waiting(Search):
+        waits = 3
+
+        def ask(self):
+            if self.asked == 5 and self.waits:
+                self.waits -= 1
+                return WAIT
+            return None if self.asked == 8 else super().ask()
+
+    search = Waiting(plain.legal, seed=0, strategy="random")
+    _, progress, _, _ = plain(search, [Judge()])
+    assert (progress.seen, search.waits) == (8, 0)
+
+
+def test_the_pipeline_says_where_its_time_went(plain):
+    _, progress, _, _ = plain(
+        Search(plain.legal, seed=0, strategy="random"), [Judge()], Budget(evaluations=10)
+    )
+    assert set(progress.stages) == {"propose", "render", "compile", "first"}
+    assert all(seconds > 0 for seconds in progress.stages.values())
 
 
 def test_the_time_limit_grows_with_the_work_and_with_k():

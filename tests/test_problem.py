@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autotune.errors import ProblemError, UsageError
-from autotune.problem import LAYOUTS, MAX_EXTENT, Problem, Strided
+from autotune.problem import LAYOUTS, MAX_EXTENT, Problem, Strided, asked_maths
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,13 @@ def test_key_tells_problems_apart():
 def test_flags_name_the_problem_on_the_command_line():
     assert Problem(1, 2, 3).cli_flags() == "--m 1 --n 2 --k 3"
     assert Problem(1, 2, 3, "tn", 1).cli_flags() == "--m 1 --n 2 --k 3 --layout tn --beta 1"
+    assert Problem(1, 2, 3, math="3xtf32").cli_flags() == "--m 1 --n 2 --k 3 --math 3xtf32"
+
+
+def test_a_problem_says_its_math_unless_it_is_the_usual() -> None:
+    assert str(Problem(1, 2, 3, "tn", 1)) == "1 x 2 x 3 tn beta"
+    assert str(Problem(1, 2, 3, math="3xtf32")) == "1 x 2 x 3 nn 3xtf32"
+    assert Problem(1, 2, 3).key != Problem(1, 2, 3, math="3xtf32").key
 
 
 def test_strided_operands() -> None:
@@ -97,3 +104,12 @@ def test_strided_operands() -> None:
         Strided(5, 6, 7, layout="tn", lda=4)
     with pytest.raises(ProblemError, match="align_c = 3 is no alignment: give 1, 2 or 4 floats"):
         Strided(5, 6, 7, align_c=3)
+
+
+def test_any_asks_for_every_math_and_is_none_itself():
+    assert asked_maths("any") == ("ffma", "3xtf32")
+    assert asked_maths("3xtf32") == ("3xtf32",)
+    with pytest.raises(ProblemError, match=r"math 'fp8' is unknown: give one of ffma, 3xtf32, any"):
+        asked_maths("fp8")
+    with pytest.raises(ProblemError, match=r"math 'any' is unknown: give one of ffma, 3xtf32$"):
+        Problem(1, 1, 1, math="any")

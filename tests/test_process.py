@@ -208,3 +208,9 @@ def test_import_stays_light() -> None:
     loaded = set(done.stdout.split())
     assert "autotune.process" in loaded
     assert not heavy & loaded
+
+
+def test_a_variable_can_be_taken_from_the_child(services, monkeypatch):
+    monkeypatch.setenv("COLOUR", "red")
+    with Child("services:facts", env={"COLOUR": None}) as child:
+        assert child.receive()[1] is None

@@ -30,6 +30,10 @@ CASES = {
     "half_guarded": (Problem(1000, 1024, 1024), choice("small_block", edge="guarded"), H200),
     "deep": (Problem(4096, 4096, 4096, "tn", 1), choice("middle_block", stages=4, vec_a=4), H200),
     "turing": (Problem(2048, 2048, 2048, "nt"), choice("register_staged", vec_b=1), T4),
+    "shifted": (Problem(1000, 1001, 1003), choice("small_block", **{**ODD, "edge": "shifted"}), H200),
+    "split": (Problem(1536, 1536, 4000, "tt"), choice("split_block", split_k=3), H200),
+    "many_parts": (Problem(64, 70, 60000, "nt"), choice("deep_block", edge="shifted", split_k=24), H200),
+    "spread": (Problem(1021, 1021, 1021, "nt", 1), choice("odd_split"), H200),
     "tiny": (Problem(20, 36, 44), choice("tiny_block", edge="guarded", stages=2), H200),
 }
 
@@ -38,15 +42,20 @@ CASES = {
 def test_a_miniature_keeps_what_decides_the_code(name):
     problem, config, device = CASES[name]
     tiles = {"m": int(config["BM"]), "n": int(config["BN"]), "k": int(config["BK"])}
-    period = {"m": int(config["group_m"]), "n": 1, "k": int(config["stages"])}
+    parts = int(config["split_k"])
+    period = {"m": int(config["group_m"]), "n": 1, "k": parts * int(config["stages"])}
     first, *others = miniatures(SGEMM, config, problem, device)
     assert (first.layout, first.beta) == (problem.layout, problem.beta)
     for extent, tile in tiles.items():
         full, small = getattr(problem, extent), getattr(first, extent)
         assert (full - small) % (tile * period[extent]) == 0
-        assert small > (2 if extent == "k" else 1) * tile or small == full
-    assert first.k > tiles["k"] * (2 * period["k"] - 1) or first.k == problem.k
-    assert first.m > tiles["m"] * period["m"] or first.m == problem.m
+        assert small > (2 if extent == "k" else 1) * tile or small == full or (parts > 4 and small == tile)
+        assert (
+            config["edge"] != "shifted" or extent == "k" or small > tile or small == full or small % tile == 0
+        )
+    rounds = 1 if parts > 4 else 2
+    assert first.k > tiles["k"] * (rounds * period["k"] - 1) or first.k == problem.k
+    assert first.m > tiles["m"] * period["m"] or first.m == problem.m or parts > 4
     assert first.flops <= 2 * 2048 * 1024 * 512
     assert len(others) == (problem.k % tiles["k"] == 0)
     for other in others:
@@ -54,7 +63,9 @@ def test_a_miniature_keeps_what_decides_the_code(name):
         assert not SGEMM.violations(config, other, device)
 
 
-@pytest.mark.parametrize("name", ["exact", "guarded", "deep", "turing", "tiny"])
+@pytest.mark.parametrize(
+    "name", ["exact", "guarded", "deep", "turing", "tiny", "shifted", "split", "many_parts", "spread"]
+)
 def test_a_right_kernel_is_proven(name):
     problem, config, device = CASES[name]
     verdict = prove(SGEMM, config, problem, device)
@@ -114,7 +125,29 @@ def altered(folder, part, old, new):
 )
 def test_a_fault_of_a_template_is_named(tmp_path, preset, part, old, new, says):
     space = altered(tmp_path, part, old, new)
-    outcome = prove(space, choice(preset), Problem(512, 512, 512), H200)
+    outcome = prove(space, choice(preset, group_m=8), Problem(512, 512, 512), H200)
+    assert isinstance(outcome, Rejected)
+    assert outcome.kind == "correctness"
+    assert says in outcome.why
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "partials * tiles * (BM * BN)",
+            "partials * tiles * (BM * BN) - tiles",
+            "is ",
+        ),  # counters that are sums
+        ("count - 1) == count - 1)", "count) == count - 1)", "a second launch on the same workspace"),
+        ("keep(part);", "keep(0);", "write-conflict: "),
+        ("first + other", "other", "is off by"),
+    ],
+)
+def test_a_fault_in_adding_up_parts_is_named(tmp_path, old, new, says):
+    space = altered(tmp_path, "add_parts.cu.jinja", old, new)
+    config = choice("deep_block", edge="shifted", split_k=24, stages=2)  # in two rounds
+    outcome = prove(space, config, Problem(64, 70, 12000, "nt"), H200)
     assert isinstance(outcome, Rejected)
     assert outcome.kind == "correctness"
     assert says in outcome.why

@@ -66,3 +66,31 @@ def test_a_missing_disassembler_is_named_with_its_remedy(monkeypatch):
             sass.nvdisasm()
     finally:
         sass.nvdisasm.cache_clear()
+
+
+def test_the_loop_of_a_kernel_on_tensor_cores_is_the_one_that_multiplies():
+    text = """
+extern "C" __global__ void k(float* out, const unsigned* in, int n)
+{
+    float s[4] = {};
+    unsigned a[4], b[2];
+    #pragma unroll 1
+    for (int i = 0; i < n; ++i) {
+        for (int q = 0; q < 4; ++q)
+            a[q] = in[i * 6 + q];
+        for (int q = 0; q < 2; ++q)
+            b[q] = in[i * 6 + 4 + q];
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+            " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+    #pragma unroll 1
+    for (int i = 0; i < n; ++i)
+        out[i] = s[0] + s[1] + s[2] + s[3];
+}
+"""
+    loop = main_loop(binary(text, "k").cubin, "k")
+    assert loop.multiply == "HMMA"
+    assert loop.opcodes["HMMA"] >= 1
+    assert loop.ratio("LDG") == loop.opcodes["LDG"] / loop.opcodes["HMMA"]

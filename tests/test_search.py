@@ -1,5 +1,3 @@
-import csv
-import gzip
 import heapq
 import statistics
 import subprocess
@@ -15,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import SpaceError, UsageError
-from autotune.search import MISMATCH_COST, STRATEGIES, Projection, Search
+from autotune.search import MISMATCH_COST, STRATEGIES, Projection, Search, require_strategy, strategy_name
 from autotune.space import Legal
+from autotune.sweep import read_sweep
 
 # Every legal config of one SGEMM space measured on an H200 at 4096 cubed: parameters and median_ms.
 SWEEP = Path(__file__).parent / "data" / "h200_sgemm_4096_sweep.csv.gz"
@@ -38,14 +37,8 @@ def triangle(side: int = 6) -> Legal:
 
 @pytest.fixture(scope="module")
 def sweep() -> tuple[Legal, list[float]]:
-    with gzip.open(SWEEP, "rt") as file:
-        rows = list(csv.DictReader(file))
-    names = [name for name in rows[0] if name != "median_ms"]
-    choices: dict[str, tuple[int | str, ...]] = {
-        name: tuple(sorted({int(row[name]) for row in rows})) for name in names
-    }
-    ordinals = [tuple(choices[name].index(int(row[name])) for name in names) for row in rows]
-    return legal_list(choices, ordinals), [float(row["median_ms"]) for row in rows]
+    read = read_sweep(SWEEP)
+    return read.legal, read.median_ms.tolist()
 
 
 def ask(search: Search) -> int:
@@ -74,15 +67,17 @@ def evaluations_to(share: float, search: Search, times: list[float], limit: int,
 
 def test_tpe_gets_near_the_optimum_of_a_real_sweep(sweep: tuple[Legal, list[float]]) -> None:
     legal, times = sweep
-    to_2 = [evaluations_to(0.02, Search(legal, seed=seed), times, 200) for seed in range(10)]
-    to_5 = [evaluations_to(0.05, Search(legal, seed=seed), times, 150) for seed in range(10)]
+    to_2 = [evaluations_to(0.02, Search(legal, seed=s, strategy="tpe"), times, 200) for s in range(10)]
+    to_5 = [evaluations_to(0.05, Search(legal, seed=s, strategy="tpe"), times, 150) for s in range(10)]
     assert statistics.median(to_2) <= 60
     assert max(to_5) <= 150
 
 
-def test_tpe_with_16_points_under_way(sweep: tuple[Legal, list[float]]) -> None:
+@pytest.mark.parametrize("strategy", ["gp", "tpe"])
+def test_with_16_points_under_way(strategy: str, sweep: tuple[Legal, list[float]]) -> None:
     legal, times = sweep
-    to_2 = [evaluations_to(0.02, Search(legal, seed=seed), times, 200, window=16) for seed in range(10)]
+    searches = (Search(legal, seed=seed, strategy=strategy) for seed in range(10))
+    to_2 = [evaluations_to(0.02, search, times, 200, window=16) for search in searches]
     assert statistics.median(to_2) <= 100  # drawing at random takes 121, one at a time
 
 
@@ -95,8 +90,17 @@ def test_tpe_beats_random(sweep: tuple[Legal, list[float]]) -> None:
     assert statistics.median(counts["tpe"]) < statistics.median(counts["random"])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_point_is_proposed_once_then_none(strategy: str) -> None:
+def samplers() -> list[str | optuna.samplers.BaseSampler]:
+    return [
+        *STRATEGIES,
+        "optuna:NSGAIISampler",
+        optuna.samplers.RandomSampler(seed=1),
+        optuna.samplers.TPESampler(seed=1, multivariate=False),
+    ]
+
+
+@pytest.mark.parametrize("strategy", samplers(), ids=strategy_name)
+def test_every_point_is_proposed_once_then_none(strategy: str | optuna.samplers.BaseSampler) -> None:
     legal = triangle()
     search = Search(legal, seed=3, strategy=strategy)
     proposed = []
@@ -127,7 +131,7 @@ def test_first_comes_first_in_order_without_repeats(strategy: str) -> None:
     assert len(set(proposed)) == 21
 
 
-@pytest.mark.parametrize("strategy", ["tpe", "random"])
+@pytest.mark.parametrize("strategy", ["gp", "tpe", "neighbours", "random"])
 def test_same_seed_and_tells_give_the_same_proposals(strategy: str, sweep: tuple[Legal, list[float]]) -> None:
     legal, times = sweep
 
@@ -160,7 +164,7 @@ def test_points_under_way_keep_proposals_away(sweep: tuple[Legal, list[float]]) 
     legal, times = sweep
 
     def spread(seed: int, liar: bool) -> float:
-        search = Search(legal, seed=seed)
+        search = Search(legal, seed=seed, strategy="tpe")
         steps = replay(search, times, window=1)
         for _ in range(60):
             next(steps)
@@ -231,8 +235,21 @@ def test_only_points_under_way_can_be_told() -> None:
 
 
 def test_requests_that_cannot_be_carried_out() -> None:
-    with pytest.raises(UsageError, match="'genetic' is unknown: give one of tpe, random, exhaustive"):
+    known = ", ".join(STRATEGIES)
+    with pytest.raises(UsageError, match=f"'genetic' is unknown: give one of {known}, or optuna:CLASS"):
         Search(triangle(), seed=0, strategy="genetic")
+    with pytest.raises(UsageError, match="7 is neither a name nor a sampler"):
+        Search(triangle(), seed=0, strategy=7)
+    with pytest.raises(UsageError, match="'optuna:Genetic' is unknown: give a class of optuna"):
+        Search(triangle(), seed=0, strategy="optuna:Genetic")
+    with pytest.raises(UsageError, match="'optuna:PartialFixedSampler' cannot be made from a seed alone"):
+        require_strategy("optuna:PartialFixedSampler")
+    for seed in (-1, 2**32, 1.5, "7"):
+        with pytest.raises(UsageError, match="out of range: give 0 to 2"):
+            Search(triangle(), seed=seed)  # type: ignore[arg-type]
+    for index in (-1, 21):
+        with pytest.raises(ValueError, match=f"point {index} is not in the list: give 0 to 20"):
+            Search(triangle(), seed=0).take(index)
     with pytest.raises(IndexError, match="first holds 21, but the legal list has 21 points"):
         Search(triangle(), seed=0, first=[3, 21])
     with pytest.raises(SpaceError, match="empty"):
@@ -298,3 +315,78 @@ def test_random_is_uniform_over_the_legal_list() -> None:
     drawn = Counter(Search(legal, seed=seed, strategy="random").ask() for seed in range(400))
     assert set(drawn) == set(range(len(legal)))
     assert max(drawn.values()) < 3 * min(drawn.values())
+
+
+def test_a_sampler_of_optuna_learns_from_the_projected_trials(sweep: tuple[Legal, list[float]]) -> None:
+    legal, times = sweep
+    counts = [
+        evaluations_to(0.05, Search(legal, seed=s, strategy=optuna.samplers.TPESampler(seed=s)), times, 200)
+        for s in range(5)
+    ]
+    assert statistics.median(counts) <= 60
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampler"),
+    [
+        ("optuna:GridSampler", optuna.samplers.GridSampler({"x": [1]})),
+        ("optuna:BruteForceSampler", optuna.samplers.BruteForceSampler()),
+    ],
+)
+def test_samplers_with_an_order_of_their_own(strategy: str, sampler: optuna.samplers.BaseSampler) -> None:
+    words = (
+        f"sampler {type(sampler).__name__} of Optuna goes through a grid of its own and cannot propose points"
+    )
+    for each in (strategy, sampler):
+        with pytest.raises(UsageError, match=words):
+            Search(triangle(), seed=0, strategy=each)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "package"),
+    [(optuna.samplers.QMCSampler(seed=0), "scipy"), (optuna.samplers.GPSampler(seed=0), "torch")],
+    ids=["qmc", "gp"],
+)
+def test_samplers_that_need_a_package(
+    sampler: optuna.samplers.BaseSampler, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.search.search.find_spec", lambda name: None)  # as where none is installed
+    name = type(sampler).__name__
+    for each in (f"optuna:{name}", sampler):
+        with pytest.raises(UsageError, match=f"sampler {name} of Optuna needs {package}.*run 'pip install"):
+            Search(triangle(), seed=0, strategy=each)
+
+
+def test_a_sampler_that_fails_is_named() -> None:
+    class Broken(optuna.samplers.RandomSampler):  # type: ignore[misc]
+        def sample_independent(self, *of: object) -> object:
+            raise LookupError("no more\nnumbers")
+
+    with pytest.raises(UsageError, match=r"'optuna:Broken' made no proposal \(LookupError: no more numbers"):
+        Search(triangle(), seed=0, strategy=Broken()).ask()
+
+
+def test_searches_that_are_given_one_sampler_do_not_share_it() -> None:
+    sampler = optuna.samplers.TPESampler(seed=1)
+    for side in (6, 7):
+        search = Search(triangle(side), seed=0, strategy=sampler)
+        for _ in range(15):
+            search.tell(ask(search), 1.0)
+
+
+@pytest.mark.parametrize("strategy", ["gp", "neighbours", "tpe"])
+def test_points_of_others_and_points_given_back(strategy: str) -> None:
+    legal = triangle(9)
+    search = Search(legal, seed=0, strategy=strategy)
+    search.take(3)
+    search.tell(3, 2.0, "measured")
+    seen = {3}
+    for turn in range(30):
+        index = ask(search)
+        assert index not in seen
+        if turn % 5 == 4:
+            search.give_back(index)
+            assert ask(search) == index
+        seen.add(index)
+        search.tell(index, None if turn % 3 == 0 else 1.0 + index % 7)
+    assert search.told == len(seen) == 31

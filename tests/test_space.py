@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from preset_problems import PROBLEMS
 
 from autotune.device import known_devices, named_device
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
-from autotune.problem import LAYOUTS, Problem
+from autotune.problem import LAYOUTS, MATHS, Math, Problem
 from autotune.space import Config, Space, families
+from autotune.spacefile import Heading, SpaceFile, read_heading, read_space_file
 
 H200 = named_device("h200")
+SGEMM = Space.load("sgemm")
 CUBE = Problem(4096, 4096, 4096)
 SMALL = """
 family = "small"
@@ -64,7 +67,7 @@ def write(tmp_path):
 
 @pytest.fixture(scope="module")
 def sgemm():
-    return Space.load("sgemm")
+    return SGEMM
 
 
 def refusal(path):
@@ -127,7 +130,7 @@ EXTENTS = st.one_of(st.integers(1, 300), st.sampled_from([512, 1000, 1023, 4096,
     data=st.data(),
 )
 def test_no_listed_point_breaks_a_constraint(m, n, k, layout, device, data):
-    space, problem = Space.load("sgemm"), Problem(m, n, k, layout)
+    space, problem = SGEMM, Problem(m, n, k, layout)
     countable = m * n <= 2**38 and max(m, n) <= 2**31 - 256  # blocks and rows, in 32 bits
     try:
         legal = space.enumerate(problem, device)
@@ -492,10 +495,10 @@ def test_every_name_of_the_built_in_space_says_what_it_means(sgemm):
     assert {*sgemm.parameters} < {*sgemm.meanings}
 
 
-def test_every_preset_is_searched_at_4096_cubed(sgemm):
-    legal = sgemm.enumerate(CUBE, H200)
+def test_every_preset_is_searched_where_it_has_its_history(sgemm):
+    legal = {problem: sgemm.enumerate(problem, H200) for problem in set(PROBLEMS.values())}
     for name, preset in sgemm.presets.items():
-        assert legal.index(preset) is not None, name
+        assert legal[PROBLEMS[name]].index(preset) is not None, name
 
 
 def test_a_preset_has_a_near_point_for_every_problem(sgemm):
@@ -581,3 +584,63 @@ def test_serves_knows_the_problem_and_the_device_alone(tmp_path: Path) -> None:
     path.write_text(text + '\n[serves]\nmath = "fp8"\n')
     with pytest.raises(SpaceError, match=r"serves.math = 'fp8': give one of ffma"):
         Space.load(path)
+
+
+@pytest.mark.parametrize("math", MATHS)
+def test_families_are_found_without_parsing_those_of_another_arithmetic(math: Math) -> None:
+    everything = [Space.load(path) for path in sorted(data_dir("search_spaces").glob("*.toml"))]
+    for m, target in ((4096, "h200"), (8, "h200"), (4096, "t4")):
+        problem, device = Problem(m, 4096, 4096, math=math), named_device(target)
+        expected = [space.family for space in everything if space.serves(problem, device)]
+        assert [space.family for space in families(problem, device)] == expected
+
+
+@pytest.mark.parametrize("path", sorted(data_dir("search_spaces").glob("*.toml")), ids=lambda path: path.stem)
+def test_a_heading_says_what_the_whole_file_says(path: Path) -> None:
+    heading, whole = read_heading(path), read_space_file(path)
+    assert isinstance(heading, Heading)
+    conditions = [each.serves_when and each.serves_when.text for each in (heading, whole)]
+    assert conditions[0] == conditions[1]
+    for name in ("path", "family", "serves", "content_digest"):
+        assert getattr(heading, name) == getattr(whole, name)
+    assert heading.whole().digest == whole.digest
+    lazy = Space(heading)
+    assert (lazy.digest, lazy.presets) == (Space(whole).digest, Space(whole).presets)
+
+
+def test_a_heading_is_of_the_text_that_was_read(write) -> None:
+    path = write(SMALL)
+    space = Space(read_heading(path))
+    path.write_text("not TOML")
+    assert list(space.parameters) == ["BM", "loader", "BN", "stages"]
+
+
+@pytest.mark.parametrize(
+    ("text", "serves"),
+    [
+        (SMALL + '[serves]\nmath = "ffma"\n', "ffma"),
+        (SMALL + '[ serves ]\nmath = "ffma"\n', "ffma"),
+        ('serves.math = "ffma"\n' + SMALL, "ffma"),
+        ('serves = { math = "ffma" }\n' + SMALL, "ffma"),
+        (SMALL.replace("[parameters]", '[serves]\nmath = "ffma"\n[parameters]'), "ffma"),
+        (SMALL.replace("[parameters]", "# [serves]\n[parameters]"), None),
+        (SMALL.replace('"a space', '"""\n[serves] is not here\na space').replace('hand"', 'hand"""'), None),
+        ('extends = "naive"\n', None),
+    ],
+)
+def test_wherever_a_file_says_what_it_serves_it_is_read(write, text: str, serves: str | None) -> None:
+    found = read_heading(write(text))
+    assert found.serves == serves
+    whole = found if isinstance(found, SpaceFile) else found.whole()
+    assert whole.serves == serves
+    assert Space(found).serves(CUBE, H200) == (serves == "ffma")
+
+
+def test_a_faulty_heading_is_one_clear_error(write) -> None:
+    for text, why in (
+        ('serves = { math = "fp8" }\n' + SMALL, "serves.math = 'fp8'"),
+        ('serves = { math = "ffma", when = "BM > 8" }\n' + SMALL, "uses the unknown name 'BM'"),
+        (SMALL.replace('family = "small"', ""), "family must be a non-empty string"),
+    ):
+        with pytest.raises(SpaceError, match=why):
+            read_heading(write(text))

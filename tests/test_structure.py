@@ -14,38 +14,48 @@ PACKAGE = Path(__file__).resolve().parents[1] / "autotune"
 
 # A module imports only from rows above it; a package stands for its modules.
 ROWS = """
-    errors paths
+    errors paths interrupt blas
+    depot
     problem
-    device
+    device suite
     account occupancy
     roofline
+    streaming tensor_model
     estimate
     expression
     spacefile
     space
     render
+    sources candidates finite
     process
     nvrtc
     compiler
+    cubins
     sass
     simulator
     timing verify
     proof
     gpu
     records
+    serving
     explain
-    search
+    search sweep
+    contest replay transfer sharing
     progress
     pipeline
+    workshop resume
+    finals
     tuner foresight
-    kernel
-    ladder
+    campaign
+    kernel audit
+    ladder bench export
     cli
     __main__
 """
 ORDER = {name: row for row, names in enumerate(ROWS.strip().splitlines()) for name in names.split()}
 IN_THE_WORKER = {  # may import CuPy
-    f"gpu.{name}" for name in ("cuda", "cublas", "service", "checker", "inputs", "verify_kernels")
+    f"gpu.{name}"
+    for name in ("cuda", "cublas", "cublaslt", "service", "checker", "inputs", "rotation", "verify_kernels")
 }
 
 
@@ -84,7 +94,9 @@ def test_a_module_imports_only_from_rows_above_it(name):
         assert above == part or ORDER[above] < ORDER[part], f"{name} imports {other}"
 
 
-@pytest.mark.parametrize("package", ["simulator", "gpu", "records", "ladder", "cli"])
+@pytest.mark.parametrize(
+    "package", ["simulator", "gpu", "records", "kernel", "sharing", "ladder", "export", "cli"]
+)
 def test_the_modules_of_a_package_import_each_other_in_one_direction(package):
     inside = {
         name: {other for other in imported(TREES[name]) if other.startswith(f"{package}.")}

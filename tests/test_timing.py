@@ -91,8 +91,39 @@ def test_a_slow_first_launch_does_not_hide_that_a_kernel_is_tiny():
 
 
 def test_spread_makes_a_timing_noisy():
-    assert time_candidate(Scripted(2.0, 2.0, 2.4, 2.0, 2.4, 2.0, 2.4), None, "warm").noisy
+    assert time_candidate(Scripted(*[2.0, 2.4] * 8), None, "warm").noisy
     assert not time_candidate(Scripted(2.0, 2.01), None, "warm").noisy
+
+
+def test_a_noisy_contender_is_timed_again_and_the_calmer_timing_counts():
+    disturbed = Scripted(2.0, 2.0, 2.0, 2.6, 2.6, 2.6, 2.6, 2.0)
+    timing = time_candidate(disturbed, 1.9, "warm")
+    assert not timing.noisy
+    assert timing.median_ms == pytest.approx(2.0)
+    slow = time_candidate(Scripted(4.0, 4.6), 1.9, "warm")
+    assert slow.repeats == 2  # no contender
+
+
+def test_disturbed_finals_are_repeated_once():
+    class Passing(Clocks):
+        rounds = 0
+
+        def stop(self):
+            self.rounds += 1
+            return {**super().stop(), "others": 1 if self.rounds == 1 else 0}
+
+    class Staying(Passing):
+        def stop(self):
+            return {**super().stop(), "others": 1}
+
+    passing, staying, calm = Passing(), Staying(), Clocks()
+    (timing,) = time_finalists([Scripted(2.0)], "warm", passing)
+    assert (timing.noisy, passing.rounds) == (False, 2)
+    (timing,) = time_finalists([Scripted(2.0)], "warm", staying)
+    assert (timing.noisy, staying.rounds, timing.clocks["others"]) == (True, 2, 1)
+    log = []
+    time_finalists([Scripted(2.0, log=log)], "warm", calm, now=lambda: 0.0)
+    assert len(log) == FINAL_ROUNDS + 2
 
 
 def test_finalists_run_in_rotated_rounds():
@@ -114,6 +145,11 @@ def test_finals_end_by_time_but_not_before_the_least_rounds():
 def test_a_final_sample_lasts_a_millisecond_or_three_launches(time, launches):
     (timing,) = time_finalists([Scripted(time)], "warm")
     assert timing.launches == launches
+
+
+def test_graphs_can_be_asked_for_whatever_the_kernels_take():
+    (timing,) = time_finalists([Scripted(2.0)], "cold", method="graph")
+    assert (timing.method, timing.launches) == ("graph", 3)
 
 
 def test_one_tiny_finalist_makes_all_use_graphs():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from autotune.device import named_device
-from autotune.errors import RecordError
+from autotune.errors import RecordError, UsageError
 from autotune.problem import Problem
+from autotune.records import trials as trials_module
 from autotune.records.schema import RecordedDevice
-from autotune.records.trials import TrialHeader, TrialLog, read_trials, trials_path
+from autotune.records.trials import Run, TrialHeader, TrialLog, add_line, deaths, read_log, trials_path
 
 HEADER = TrialHeader(
     family="sgemm",
@@ -25,6 +27,14 @@ HEADER = TrialHeader(
     template_digest="b" * 64,
     nvrtc="13.5",
 )
+
+
+def read_trials(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
+    """Read the trials of a log without the stamps of their lines."""
+    header, lines = trials_module.read_trials(path)
+    stamps = ("run", "at", "s")
+    assert all(set(stamps) <= set(line) for line in lines)
+    return header, [{name: value for name, value in line.items() if name not in stamps} for line in lines]
 
 
 def test_path_lies_beside_the_record() -> None:
@@ -52,6 +62,9 @@ def test_trials_come_back_in_order(tmp_path: Path) -> None:
         "space_digest",
         "template_digest",
         "nvrtc",
+        "driver",
+        "flags",
+        "l2",
     ]
 
 
@@ -76,9 +89,10 @@ def test_another_header_starts_anew_and_keeps_the_old_log(tmp_path: Path) -> Non
 
 def test_every_torn_end_is_read_and_continued(tmp_path: Path) -> None:
     path = tmp_path / "x.trials.jsonl"
-    with TrialLog(path, HEADER) as log:
-        log.append({"number": 1})
-        log.append({"number": 2, "config": {"BM": "ä"}})
+    log = TrialLog(path, HEADER)
+    log.append({"number": 1})
+    log.append({"number": 2, "config": {"BM": "ä"}})
+    log.close()
     whole = path.read_bytes()
     second = whole.rindex(b'{"number": 2')
     for length in range(second, len(whole)):
@@ -93,7 +107,7 @@ def test_every_torn_end_is_read_and_continued(tmp_path: Path) -> None:
 
 def test_a_torn_header_is_refused_by_reading_and_replaced_by_writing(tmp_path: Path) -> None:
     path = tmp_path / "x.trials.jsonl"
-    contents = (b"{", b"\xff\n", b"[]\n", b'{"schema": 1}\n', b"\n", b'{"schema": 2}\n')
+    contents = (b"{", b"\xff\n", b"[]\n", b'{"schema": 1}\n', b"\n", b'{"schema": 3}\n')
     for number, content in enumerate(contents, 1):
         path.write_bytes(content)
         with pytest.raises(RecordError, match=r"x\.trials\.jsonl"):
@@ -165,7 +179,7 @@ def test_several_processes_share_one_log(tmp_path: Path) -> None:
     for process in writers:
         process.join()
     _, trials = read_trials(path)
-    assert len(path.read_bytes().splitlines()) == 401
+    assert len(path.read_bytes().splitlines()) == 405  # a header, the trials, and an end for each writer
     for writer in range(4):
         assert [trial["number"] for trial in trials if trial["writer"] == writer] == list(range(100))
     assert os.listdir(tmp_path) == [path.name]
@@ -194,3 +208,109 @@ def test_a_second_header_is_not_a_trial(tmp_path: Path) -> None:
     header = path.read_bytes().splitlines(keepends=True)[0]
     path.write_bytes(header + path.read_bytes())  # as two writers leave it where there are no locks
     assert read_trials(path) == (HEADER, [{"number": 1}])
+
+
+# -- events --------------------------------------------------------------------------------------------------
+
+
+def event(run: str, kind: str, name: str = "x") -> dict[str, Any]:
+    about = {"outcome": "measured"} if kind == "outcome" else {"event": kind}
+    return {"run": run, "id": name, **about}
+
+
+def test_a_run_that_died_is_charged_to_what_it_left_without_an_outcome() -> None:
+    first = [event("a", "begin"), event("a", "started"), event("a", "outcome"), event("a", "started", "y")]
+    second = [event("b", "begin"), event("b", "started", "y")]
+    assert deaths([first]) == {"y": 1}
+    assert deaths([[*first, *second]]) == {"y": 2}
+    assert deaths([[*first, *second, event("b", "outcome", "y")]]) == {"y": 1}
+
+
+def test_a_run_that_ended_or_was_interrupted_is_charged_to_nothing() -> None:
+    begun = [event("a", "begin"), event("a", "started")]
+    assert deaths([[*begun, event("a", "end")]]) == {}
+    assert deaths([begun, [event("a", "end")]]) == {}  # the end is in the log of another family
+
+
+def test_an_end_says_how_it_came(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+
+    def ended(error: BaseException | None) -> None:
+        with contextlib.suppress(BaseException), TrialLog(path, HEADER) as log:
+            log.append({"number": 1})
+            if error is not None:
+                raise error
+
+    for error in (None, KeyboardInterrupt(), OSError()):
+        ended(error)
+    _, lines = read_log(path)
+    assert [line["why"] for line in lines if line.get("event") == "end"] == ["done", "interrupted", "failed"]
+    assert len({line["run"] for line in lines}) == 3
+
+
+def test_another_process_of_the_run_adds_lines(tmp_path: Path) -> None:
+    path, run = tmp_path / "x.trials.jsonl", Run()
+    with pytest.raises(RecordError, match="cannot be written"):
+        add_line(path, run, {"number": 0})  # a log begins with its header
+    log = TrialLog(path, HEADER, run)
+    log.append({"number": 1})
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=add_line, args=(path, run, {"number": 2, "ms": 1.23456789}))
+    process.start()
+    process.join()
+    log.append({"number": 3})
+    _, lines = read_log(path)
+    assert [line["number"] for line in lines] == [1, 2, 3]
+    assert lines[1]["ms"] == 1.23457
+    assert {line["run"] for line in lines} == {run.token}
+    assert lines[0]["s"] <= lines[1]["s"] <= lines[2]["s"]
+
+
+def test_a_log_of_schema_1_is_read_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    with TrialLog(path, HEADER) as log:
+        log.append({"number": 1})
+    old = json.loads(path.read_text().splitlines()[0])
+    old = {name: value for name, value in old.items() if name not in ("driver", "flags", "l2")}
+    path.write_text(json.dumps(old | {"schema": 1}) + '\n{"config": {}, "outcome": "measured"}\n')
+    header, lines = read_log(path)
+    assert (header.schema, header.nvrtc, header.driver) == (1, "13.5", None)
+    assert lines == [{"config": {}, "outcome": "measured"}]
+    log = TrialLog(path, HEADER)
+    assert log.past() == []
+    with pytest.raises(UsageError, match=r"is of schema 1, not 2; without --resume it is kept as x\.old"):
+        log.past(required=True)
+    log.append({"number": 1})
+    assert read_log(tmp_path / "x.old.trials.jsonl")[1] == lines
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    other = dataclasses.replace(
+        HEADER, nvrtc="12.9", driver="580.1", device=RecordedDevice.of(named_device("a10")), l2="cold"
+    )
+    assert HEADER.differences(HEADER) == ""
+    assert HEADER.differences(other) == (
+        "device NVIDIA A10 with 72 SMs, not NVIDIA H200, NVRTC 12.9, not 13.5, driver 580.1, not None, "
+        "l2 cold, not warm"
+    )
+
+
+def test_a_log_of_a_newer_schema_is_never_continued(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    path.write_text('{"schema": 3}\n')
+    with pytest.raises(UsageError, match=r"cannot resume: .*schema 3 is newer than 2"):
+        TrialLog(path, HEADER).past(required=True)
+    assert TrialLog(path, HEADER).past() == []
+
+
+def test_a_line_that_was_cut_by_a_full_disk_does_not_spoil_the_next(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    log = TrialLog(path, HEADER)
+    log.append({"number": 1})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: write(file, content[: len(content) // 2]))
+    with pytest.raises(RecordError, match="No space left"):
+        log.append({"number": 2})
+    monkeypatch.undo()
+    log.append({"number": 3})
+    assert read_trials(path)[1] == [{"number": 1}, {"number": 3}]

@@ -1,69 +1,208 @@
-"""Which candidates reach the finals."""
+"""Which candidates reach the finals, which of them wins, and what is stored of them."""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
+import pytest
+from tuning import PLAIN, PROBLEM, Bench
+
+from autotune import records
 from autotune.compiler import compile_text
 from autotune.device import named_device
 from autotune.errors import Rejected, TuningError
-from autotune.gpu.worker import MeasuredTrial
-from autotune.problem import Problem
-from autotune.progress import Budget, Progress, Trial
+from autotune.finals import FINALISTS, finalists, ranked
+from autotune.gpu.worker import Finals, MeasuredTrial
+from autotune.progress import Budget, Built, Progress, Trial
 from autotune.render import render
 from autotune.space import Space
 from autotune.timing import Timing
-from autotune.tuner import FINALISTS, _finalists
 from autotune.verify import Verdict
 
-PROBLEM = Problem(256, 256, 128)
 H200 = named_device("h200")
-SPACE = Space.load("sgemm")
+SPACE = Space.load(PLAIN)
 
 
-@pytest.fixture(scope="module")
-def trial():
-    source = render(SPACE, SPACE.presets["tiny_block"], PROBLEM, H200)
-    binary = compile_text(source.text, source.entry, H200.arch)
+def measured(ms, spread=0.0):
+    timing = Timing(ms, (ms * (1 - spread), ms, ms * (1 + spread)), 7, 1, "warm", "back-to-back", False)
+    return MeasuredTrial(timing, Verdict(True, 0.0, 1.0, "", "none"))
 
-    def trial(ms, digest):
-        timing = Timing(ms, (ms, ms, ms), 7, 1, "warm", "back-to-back", False)
-        own = type(binary)(**{**vars(binary), "cubin": digest})
-        return Trial(source, own, MeasuredTrial(timing, Verdict(True, 0.0, 1.0, "", "none")))
 
-    return trial
+class Ended:
+    """What the finals ask of a pipeline."""
+
+    def __init__(self, **trials):
+        config = SPACE.presets["first"]
+        self.trials = {
+            int(name[1:]): Trial(name, "plain", config, outcome, code or name)
+            for name, (outcome, code) in trials.items()
+        }
+
+    def fastest(self):
+        timed = [number for number, trial in self.trials.items() if trial.median_ms is not None]
+        distinct = {self.trials[n].code: n for n in sorted(timed, key=lambda n: -self.trials[n].cost)}
+        return sorted(distinct.values(), key=lambda n: self.trials[n].cost)
 
 
 def progress():
     return Progress(PROBLEM, Budget())
 
 
-def test_the_fastest_of_distinct_machine_code(trial):
-    trials = {n: trial(1.0 + n, b"code %d" % (n // 2)) for n in range(2 * FINALISTS + 4)}
-    chosen = _finalists(trials, None, progress())
-    assert [each.median_ms for each in chosen] == [1.0 + 2 * n for n in range(FINALISTS)]
+def test_the_fastest_of_distinct_code_and_then_those_behind_them():
+    pipeline = Ended(**{f"t{n}": (measured(1.0 + n), f"c{n // 2}") for n in range(2 * FINALISTS + 4)})
+    first, second = finalists(pipeline, [], progress())
+    assert first == [2 * n for n in range(FINALISTS)]
+    assert second == [2 * FINALISTS, 2 * FINALISTS + 2]
 
 
-def test_the_stored_winner_defends_itself_however_slow(trial):
-    trials = {n: trial(1.0 + n, b"code %d" % n) for n in range(FINALISTS + 5)}
-    assert trials[FINALISTS + 2] in _finalists(trials, FINALISTS + 2, progress())
-    assert len(_finalists(trials, 0, progress())) == FINALISTS  # it is among them
+def test_stored_winners_defend_themselves_however_slow():
+    pipeline = Ended(**{f"t{n}": (measured(1.0 + n), None) for n in range(FINALISTS + 5)})
+    first, *_ = finalists(pipeline, [0, FINALISTS + 2, FINALISTS + 4], progress())
+    assert first == [*range(FINALISTS), FINALISTS + 2, FINALISTS + 4]
 
 
-def test_a_stored_winner_that_was_not_reached_or_failed_is_no_finalist(trial):
-    failed = Trial(trial(1.0, b"x").source, None, Rejected("compile", "no"))
-    trials = {0: trial(2.0, b"a"), 1: failed}
-    for defended in (1, 99):
-        assert _finalists(trials, defended, progress()) == [trials[0]]
+def test_a_stored_winner_that_was_not_reached_or_failed_is_no_finalist():
+    pipeline = Ended(t0=(measured(2.0), None), t1=(Rejected("compile", "no"), None))
+    assert list(finalists(pipeline, [1, 99], progress())) == [[0]]
 
 
-def test_nothing_measured_is_an_error_that_counts(trial):
+def test_nothing_measured_is_an_error_that_counts():
     told = progress()
-    failed = Trial(trial(1.0, b"x").source, None, Rejected("compile", "bad text"))
+    failed = Trial("x", "plain", SPACE.presets["first"], Rejected("compile", "bad text"))
+    told.count(failed)
     told.count(failed)
     with pytest.raises(
-        TuningError, match=r"0 of 1 candidates are usable \(1 compile, such as BM.*: bad text\)"
+        TuningError,
+        match=r"0 of 2 candidates are usable \(2 compile, such as value3-num_threads64: bad text\)",
     ):
-        _finalists({0: failed}, None, told)
+        next(finalists(Ended(), [], told))
     with pytest.raises(TuningError, match="ended first; give more"):
-        _finalists({}, None, progress())
+        next(finalists(Ended(), [], progress()))
+
+
+# -- the choice ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built():
+    legal = SPACE.enumerate(PROBLEM, H200)
+
+    def built(number, registers):
+        source = render(SPACE, legal.config(number), PROBLEM, H200)
+        binary = compile_text(source.text, source.entry, H200.arch)
+        return Built(source, dataclasses.replace(binary, registers=registers))
+
+    return {number: built(number, registers) for number, registers in enumerate((40, 32, 32, 24, 255))}
+
+
+def ranking(built, *times, defended=()):
+    outcomes = dict(enumerate(times))
+    return ranked(Finals(outcomes, None, None), built, list(defended))
+
+
+def test_the_fastest_wins(built):
+    times = [measured(ms) for ms in (1.03, 1.02, 1.01, 1.04, 1.0)]
+    assert ranking(built, *times) == [4, 2, 1, 0, 3]
+    assert ranking(built, *reversed(times)) == [0, 2, 3, 4, 1]
+
+
+def test_of_those_within_half_a_percent_the_one_with_the_fewest_registers(built):
+    assert ranking(built, *[measured(ms) for ms in (1.004, 1.003, 1.002, 1.02, 1.0)]) == [1, 4, 2, 0, 3]
+    assert ranking(built, *[measured(ms) for ms in (1.0, 1.006, 1.002, 1.02, 1.0)]) == [2, 0, 4, 1, 3]
+
+
+def test_a_stored_winner_stays_within_half_a_percent(built):
+    times = [measured(ms) for ms in (1.004, 1.003, 1.002, 1.02, 1.0)]
+    assert ranking(built, *times, defended=[0])[0] == 0
+    assert ranking(built, *times, defended=[3])[0] == 1
+
+
+def test_a_rejected_finalist_is_not_ranked(built):
+    assert ranking(built, Rejected("crash", "x"), measured(2.0), Rejected("timeout", "y")) == [1]
+    assert ranking(built, Rejected("crash", "x")) == []
+
+
+# -- whole runs on a stub ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    return Bench(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A second family, of two candidates."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for file in PLAIN.parent.iterdir():
+        text = (
+            file.read_text().replace("plain", "second").replace(" = { values = [0, 1,", " = { values = [3,")
+        )
+        text = text.replace("[3, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]", "[3]").replace(
+            "[32, 64, 96, 128, 160]", "[32, 64]"
+        )
+        (folder / file.name.replace("plain", "second")).write_text(text)
+    return Space.load(folder / "second.toml")
+
+
+@pytest.fixture
+def both(other, monkeypatch):
+    monkeypatch.setattr("autotune.tuner.families", lambda problem, device: [SPACE, other])
+
+
+def test_several_families_are_one_search(bench, both):
+    record = bench.tune(space=None)
+    assert (record.search.seen, record.search.legal, record.search.complete) == (62, 62, True)
+    assert len(bench.outcomes("plain")) == 60
+    assert len(bench.outcomes("second")) == 2
+    times = [line["median_ms"] for name in ("plain", "second") for line in bench.outcomes(name)]
+    assert record.timing.median_ms == pytest.approx(min(times), rel=0.005)
+    stored = records.find(H200, record.family, PROBLEM, root=bench.root)
+    assert records.to_json(stored) == records.to_json(record)
+    again = bench.tune(space=None)
+    assert (again.search.resumed, again.config) == (62, record.config)
+    assert bench.measured.total() == 62
+
+
+def test_a_family_without_a_legal_config_is_left_out_with_a_word(bench, tmp_path, monkeypatch):
+    path = tmp_path / "none.toml"
+    path.write_text(f'extends = "{PLAIN}"\n[constraints]\nno = {{ expr = "value > 99", reason = "none" }}\n')
+    monkeypatch.setattr("autotune.tuner.families", lambda problem, device: [SPACE, Space.load(path)])
+    notes = []
+    record = bench.tune(space=None, budget="3", watch=lambda progress: notes.append(list(progress.notes)))
+    assert record.search.seen == 3
+    assert notes[-1] == [
+        f"left out: none.toml: no config is legal for {PROBLEM} on NVIDIA H200; the last were "
+        "removed by no, value > 99 (none): widen [parameters]"
+    ]
+
+
+def test_the_winner_of_each_family_defends_itself(bench, both, other):
+    alone = bench.tune(space=other)
+    whole = bench.tune(space=None)
+    second = records.find(H200, "second", PROBLEM, root=bench.root)
+    if whole.family == "plain":
+        assert second.config == alone.config
+        configs = [line["config"] for line in bench.lines("second") if line.get("event") == "final"]
+        assert dict(alone.config) in configs[1:]
+
+
+def test_a_stored_time_that_a_loser_no_longer_reaches_is_renewed(bench, both, other):
+    alone = bench.tune(space=other)
+    timing = dataclasses.replace(alone.timing, median_ms=0.5, quantiles=(0.5, 0.5, 0.5))
+    records.write(dataclasses.replace(alone, timing=timing), root=bench.root)
+    whole = bench.tune(space=None)
+    assert whole.family == "plain"
+    renewed = records.find(H200, "second", PROBLEM, root=bench.root)
+    assert renewed.timing.median_ms >= whole.timing.median_ms
+    assert renewed.config == alone.config
+
+
+def test_the_record_says_where_the_time_went(bench):
+    search = bench.tune(budget="20").search
+    stages = search.stages
+    assert set(stages) == {"start", "search", "finals", "compile", "gpu", "propose", "render", "first"}
+    assert stages["search"] == pytest.approx(search.seconds, abs=0.2)
+    assert stages["start"] < stages["first"] < stages["start"] + stages["search"]
+    assert 0.04 < stages["gpu"] < stages["search"]

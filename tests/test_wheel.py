@@ -66,6 +66,8 @@ def files(folder, inside=""):
 def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel):
     expected = files(ROOT / "autotune")
     expected |= files(ROOT / "templates", "templates/") | files(ROOT / "search_spaces", "search_spaces/")
+    shipped = (ROOT / "cache").glob("*/*.json")
+    expected |= {f"autotune/cache/{path.parent.name}/{path.name}" for path in shipped}
     assert {"autotune/devices.toml", "autotune/gpu/verify.cu", "autotune/py.typed"} <= expected
     assert {"autotune/templates/sgemm.cu.jinja", "autotune/search_spaces/sgemm.toml"} <= expected
     content = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -76,6 +78,7 @@ def test_the_data_folders_hold_data_only():
     """A module there would be installed as one, and breaks editable installs."""
     for folder in ("templates", "search_spaces"):
         assert {path.suffix for path in (ROOT / folder).rglob("*") if path.is_file()} <= {".jinja", ".toml"}
+    assert not list((ROOT / "cache").rglob("*.py"))
 
 
 def test_the_wheel_names_its_license_and_its_command(wheel):
@@ -122,3 +125,17 @@ def test_the_installed_command_writes_the_same_kernel(installed, tmp_path):
     there = run(sys.executable, "-m", "autotune", *words, **isolated)
     assert there == run(sys.executable, "-m", "autotune", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+SERVING = """
+from autotune import Problem, named_device
+from autotune.kernel.choices import Choices
+choice = next(Choices(Problem(1024, 1024, 1024), named_device("h200")).exact())
+print(choice.served, choice.record.device.name)
+"""
+
+
+def test_the_installed_wheel_serves_the_records_it_came_with(installed, tmp_path):
+    isolated = {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1", "cwd": tmp_path}
+    told = run(sys.executable, "-c", SERVING, AUTOTUNE_CACHE_DIR=str(tmp_path / "own"), **isolated)
+    assert told.strip() == "exact NVIDIA H200"

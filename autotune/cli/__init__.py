@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from importlib import import_module
 from typing import NoReturn
 
@@ -18,7 +20,12 @@ COMMANDS = {  # name: (module, help); help stands here so that --help imports no
     "space": ("space", "Count a search space: what each rule removes, and why."),
     "emit": ("emit", "Print the CUDA source of a record, preset or config."),
     "ladder": ("ladder", "Climb from the naive kernel to the tuned one, step by step."),
+    "bench": ("bench", "Time stored winners against cuBLAS and the best of cuBLASLt."),
+    "export": ("export", "Write stored winners as CUDA files, a C header, or machine code."),
     "explain": ("explain", "Say why a kernel is as fast as it is, or put two side by side."),
+    "replay": ("replay", "Compare search strategies on a sweep of measured configs, without a GPU."),
+    "convert": ("convert", "Exchange measured configs with Kernel Tuner, T4 results and CSV files."),
+    "cache": ("cache", "Look after the records: list, verify, prune, export, import."),
     "doctor": ("doctor", "Say what works on this machine, and what to install."),
 }
 
@@ -43,6 +50,9 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+INTERRUPTED = 130  # exit code, whichever signal it was
+GRACE_S = 1.5  # from an interrupt to the end, whatever is under way
+_interrupted: list[int] = []
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -58,16 +68,29 @@ def cli(ctx: click.Context, debug: bool) -> None:
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
+    """End as every interrupt does; at once if that takes long, or something swallows it, or at a second one.
+
+    Nothing is lost then: trials are written as they become known, records whole, and children die with this
+    process.
+    """
+    if _interrupted:
+        os._exit(INTERRUPTED)
+    _interrupted.append(number)
+    last = threading.Timer(GRACE_S, os._exit, [INTERRUPTED])
+    last.daemon = True
+    last.start()
     raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run the command line; an error is one line on stderr.
 
-    Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, by Ctrl-C or SIGTERM.
     """
     debug = "--debug" in sys.argv
-    signal.signal(signal.SIGTERM, _interrupt)  # a search ends the same way by kill as by Ctrl-C
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that compile
+    _interrupted.clear()
+    handlers = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         status = cli.main(standalone_mode=False, prog_name="autotune")
     except click.ClickException as error:
@@ -78,7 +101,7 @@ def main() -> None:
         status = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("autotune: interrupted", err=True)
-        status = 130
+        status = INTERRUPTED
     except AutotuneError as error:
         if debug:
             raise
@@ -92,4 +115,11 @@ def main() -> None:
             raise
         click.echo(f"autotune: {error}", err=True)
         status = 1
+    except Exception:
+        if not _interrupted:  # else what the interrupt broke off, such as an import, said so in its own way
+            raise
+        status = INTERRUPTED
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     sys.exit(status if isinstance(status, int) else 0)

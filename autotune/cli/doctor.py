@@ -49,7 +49,7 @@ def command(as_json: bool) -> None:
         click.echo(
             "this machine can tune"
             if ready
-            else "this machine cannot measure; tune, space and emit work with --target"
+            else "this machine cannot measure; all that measures nothing works with --target"
         )
     if not all(finding.works for finding in findings if finding.part in NEEDED_EVERYWHERE):
         sys.exit(1)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import cache_option, device_of, problem_options, space_option, target_options
+from autotune.cli.options import (
+    cache_option,
+    device_of,
+    problem_options,
+    space_option,
+    spaces_of,
+    target_options,
+)
 from autotune.errors import RecordMissing, SpaceError, UsageError
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
     from autotune.device import Device
-    from autotune.space import Space
+    from autotune.records import Record
+    from autotune.space import Config, Space
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -33,7 +43,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 @cache_option
 def command(
     problem: Problem,
-    space_name: str,
+    space_name: str | None,
     ordinal: int | None,
     target: str | None,
     preset: str | None,
@@ -47,25 +57,24 @@ def command(
     Where no winner was measured it is the estimated one, which a line on stderr says.
     """
     from autotune.render import render
-    from autotune.space import Space
 
-    space = Space.load(space_name)
     if preset is not None and text is not None:
         raise UsageError("--preset and --config both name a config: give one of them")
     if estimated and (preset is not None or text is not None):
         raise UsageError("--estimated names a record, --preset and --config a config: give one of them")
     stated = None if text is None else parsed_config(text)
-    if preset is not None:
-        space, stated = _preset(space, preset)
     changed = dict(map(_change, changes))
-    if stated is not None:
-        space.config(stated | changed)  # before the device is asked: its answer may take a while
     device, note = device_of(ordinal, target)
-    values = stated
-    if values is None:
-        values, fallback = _stored(space, problem, device, estimated, root)
+    spaces = spaces_of(space_name, problem, device)
+    if stated is not None:
+        space, config = with_config(spaces, stated | changed)
+        values = dict(config)
+    elif preset is None:
+        space, values, fallback = _stored(spaces, problem, device, estimated, root)
         note = "\n".join(filter(None, (note, fallback)))
-    elif preset is not None:
+    else:
+        space, values = _preset(spaces, preset)
+        space.config(values | changed)
         values, adapted = _fitted(space, values | changed, changed, problem, device)
         note = "\n".join(filter(None, (note, adapted)))
     source = render(space, space.config(values | changed), problem, device)
@@ -74,20 +83,37 @@ def command(
         click.echo(note, err=True)
 
 
-def _preset(space: Space, name: str) -> tuple[Space, dict[str, Any]]:
-    """Find a preset of the space, or a step of the ladder, whose family may be another."""
-    for table in (space.presets, space.ladder):
-        if name in table:
-            return space, dict(table[name])
-    have = ", ".join(space.presets) or "none"
-    if space.family == "sgemm":
+def space_with(spaces: Sequence[Space], name: str) -> Space | None:
+    """Find the first space that has a preset, or a step of the ladder, of this name."""
+    return next((space for space in spaces if name in space.presets or name in space.ladder), None)
+
+
+def with_config(spaces: Sequence[Space], values: Mapping[str, Any]) -> tuple[Space, Config]:
+    """Find the first space that a config is of.
+
+    Raises:
+        ConfigError: There is none; the message says why it is not of the first.
+    """
+    for space in spaces:
+        if values.keys() == space.parameters.keys():
+            return space, space.config(values)
+    return spaces[0], spaces[0].config(values)
+
+
+def _preset(spaces: Sequence[Space], name: str) -> tuple[Space, dict[str, Any]]:
+    """Find a preset of the spaces, or a step of the ladder, whose family may be another."""
+    owner = space_with(spaces, name)
+    if owner is not None:
+        return owner, dict({**owner.presets, **owner.ladder}[name])
+    have = "; ".join(f"{space.family} has {', '.join(space.presets) or 'none'}" for space in spaces)
+    if spaces[0].family == "sgemm":
         from autotune.ladder import configured_steps, step_config
 
         if name in configured_steps():
             other, config = step_config(name)
             return other, dict(config)
         have += f"; steps of the ladder are {', '.join(configured_steps())}"
-    raise UsageError(f"preset {name!r} is unknown: {space.family} has {have}")
+    raise UsageError(f"preset {name!r} is unknown: {have}")
 
 
 def _fitted(
@@ -104,26 +130,41 @@ def _fitted(
     return dict(fitted), adaptation(config, fitted)
 
 
-def _stored(
-    space: Space, problem: Problem, device: Device, estimated: bool, root: Path | None
-) -> tuple[dict[str, Any], str]:
-    """Give a record's config, and a note when none was measured: then it is the estimated one."""
+def stored_among(
+    spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None, estimated: bool = False
+) -> tuple[Space, Record] | None:
+    """Find the record of a problem among those of some families, the fastest, or the newest estimated one."""
     from autotune import records
 
+    found = []
+    for space in spaces:
+        record = records.find(device, space.family, problem, root=root, estimated=estimated)
+        if record is not None:
+            found.append((space, record))
+    if estimated:
+        return max(found, key=lambda pair: pair[1].created, default=None)
+    return min(found, key=lambda pair: pair[1].timing.median_ms if pair[1].timing else math.inf, default=None)
+
+
+def _stored(
+    spaces: Sequence[Space], problem: Problem, device: Device, estimated: bool, root: Path | None
+) -> tuple[Space, dict[str, Any], str]:
+    """Give a record's space and config, and a note when none was measured: then it is the estimated one."""
     note = ""
-    record = None if estimated else records.find(device, space.family, problem, root=root)
-    if record is None:
-        record = records.find(device, space.family, problem, root=root, estimated=True)
+    found = None if estimated else stored_among(spaces, problem, device, root)
+    if found is None:
+        found = stored_among(spaces, problem, device, root, estimated=True)
         note = (
             "" if estimated else "no measured record: this is the estimated one, whose speed nobody measured"
         )
-    if record is None:
+    if found is None:
         raise RecordMissing(
             f"no {'estimated ' if estimated else ''}record of {problem} on {device.name}: "
             f"run 'autotune tune {problem.cli_flags()}{_for(device) if estimated else ''}', "
             "or give --preset or --config"
         )
-    return dict(record.config), note
+    space, record = found
+    return space, dict(record.config), note
 
 
 def _for(device: Device) -> str:

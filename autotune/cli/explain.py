@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from autotune.cli.options import (
     json_option,
     problem_options,
     space_option,
+    spaces_of,
     svg_option,
     target_options,
 )
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 def command(
     problem: Problem,
     what: tuple[str, ...],
-    space_name: str,
+    space_name: str | None,
     ordinal: int | None,
     target: str | None,
     root: Path | None,
@@ -53,11 +55,9 @@ def command(
     """
     if len(what) > 2:
         raise UsageError(f"explain takes one or two kernels, not {len(what)}")
-    from autotune.space import Space
-
-    space = Space.load(space_name)
     device, note = device_of(ordinal, target)
-    accounts = [_account(name, space, problem, device, root) for name in what or ("record",)]
+    spaces = spaces_of(space_name, problem, device)
+    accounts = [_account(name, spaces, problem, device, root) for name in what or ("record",)]
     if svg is not None:
         svg.write_text(_drawing(accounts))
     if as_json:
@@ -72,27 +72,30 @@ def command(
         click.echo(note, err=True)
 
 
-def _account(name: str, space: Space, problem: Problem, device: Device, root: Path | None) -> Account:
-    from autotune import records
-    from autotune.cli.emit import parsed_config
+def _account(
+    name: str, spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None
+) -> Account:
+    from autotune.cli.emit import parsed_config, space_with, stored_among, with_config
     from autotune.explain import explain
 
-    stored = records.find(device, space.family, problem, root=root)
+    presets = ", ".join(preset for space in spaces for preset in space.presets)
     if name == "record":
-        if stored is None:
+        found = stored_among(spaces, problem, device, root)
+        if found is None:
             raise RecordMissing(
                 f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
-                f"or name a preset: {', '.join(space.presets)}"
+                f"or name a preset: {presets}"
             )
-        config = space.config(stored.config)
-    elif (preset := {**space.presets, **space.ladder}.get(name)) is not None:
-        config = space.fitted(preset, problem, device)
+        space, config = found[0], found[0].config(found[1].config)
+    elif (owner := space_with(spaces, name)) is not None:
+        space = owner
+        config = space.fitted({**space.presets, **space.ladder}[name], problem, device)
     elif name.endswith(".json") or name.lstrip().startswith("{"):
-        config = space.config(parsed_config(name))
+        space, config = with_config(spaces, parsed_config(name))
     else:
-        raise UsageError(
-            f"{name!r} is no preset, config file or 'record': presets are {', '.join(space.presets)}"
-        )
+        raise UsageError(f"{name!r} is no preset, config file or 'record': presets are {presets}")
+    own = stored_among([space], problem, device, root)
+    stored = None if own is None else own[1]
     same = stored is not None and dict(stored.config) == dict(config)
     return explain(space, config, problem, device, title=name, record=stored if same else None)
 
@@ -118,13 +121,13 @@ def text(accounts: list[Account]) -> str:
                 lines.append(f"{mark}{name:<26} {cells[0]:<{width}} {cells[1]}")
             else:
                 lines.append(f"  {name:<26} {cells[0]}")
-    from autotune.explain import RELIEF
+    from autotune.explain import relief
 
     lines.append("")
     for account in accounts:
-        because, relief = RELIEF[account.bottleneck]
+        because, change = relief(account.bottleneck, account.problem.math)
         lines.append(f"{account.title} is limited by {because}.")
-        lines.append(f"  {relief[0].upper()}{relief[1:]}.")
+        lines.append(f"  {change[0].upper()}{change[1:]}.")
     return "\n".join(lines)
 
 
@@ -139,8 +142,8 @@ _SECTIONS = {
         "registers",
         "shared memory",
         "main loop",
-        "FFMA share",
-        "LDS per FFMA",
+        "multiplying",
+        "LDS for each of these",
         "other instructions",
     ),
     "resident": ("blocks per SM", "occupancy", "waves"),
@@ -188,11 +191,11 @@ def _rows(account: Account) -> list[tuple[str, str]]:
     if account.shared_reads is not None:
         rows.append(("shared reads per output", f"{account.shared_reads:g} floats"))
     if loop is not None:
-        others = [f"{count} {name}" for name, count in loop.opcodes.items() if name != "FFMA"][:6]
+        others = [f"{count} {name}" for name, count in loop.opcodes.items() if name != loop.multiply][:6]
         rows += [
             ("main loop", f"{loop.instructions} instructions, {loop.code_bytes / 1024:.1f} KiB"),
-            ("FFMA share", f"{loop.share('FFMA'):.1%}"),
-            ("LDS per FFMA", f"1 : {1 / loop.ratio('LDS'):.1f}" if loop.ratio("LDS") else "none"),
+            ("multiplying", f"{loop.share(loop.multiply):.1%} are {loop.multiply}"),
+            ("LDS for each of these", f"1 : {1 / loop.ratio('LDS'):.1f}" if loop.ratio("LDS") else "none"),
             ("other instructions", ", ".join(others)),
         ]
     names = {
@@ -265,4 +268,4 @@ def _drawing(accounts: list[Account]) -> str:
             rate = account.problem.flops / ms / 1e6
             points.append(Point(account.title, account.tile_intensity, rate, account.median_ms is not None))
     first = accounts[0]
-    return draw(first.device, points, f"{first.problem} on {first.device.name}")
+    return draw(first.device, points, f"{first.problem} on {first.device.name}", first.problem.math)

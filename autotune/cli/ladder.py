@@ -43,7 +43,8 @@ def command(
     """Climb from the naive kernel to the tuned one: what each step changes, and what that gives.
 
     On a GPU every step is verified, then timed beside cuBLAS. With --target, or without a GPU, all but the
-    times: registers and occupancy from the compiler, loads and reads from the formulas.
+    times: registers and occupancy from the compiler, loads and reads from the formulas. With --math 3xtf32
+    the last step is the kernel on tensor cores.
     """
     from autotune.ladder import climb, describe
 
@@ -127,7 +128,8 @@ def _drawing(ladder: Ladder) -> str:
         points.append(
             Point(rung.step.name, rung.account.tile_intensity, rate, ladder.gflops(rung) is not None)
         )
-    return draw(ladder.device, points, f"the ladder: {ladder.problem} on {ladder.device.name}")
+    title = f"the ladder: {ladder.problem} on {ladder.device.name}"
+    return draw(ladder.device, points, title, ladder.problem.math)
 
 
 def _paragraph(text: str) -> None:

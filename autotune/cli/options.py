@@ -5,30 +5,39 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from autotune.device import Device, current_device, named_device
 from autotune.errors import DeviceError, UsageError
-from autotune.problem import LAYOUTS, MATHS, Problem
+from autotune.problem import ANY, LAYOUTS, MATHS, Problem, asked_maths
+
+if TYPE_CHECKING:
+    from autotune.space import Space
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def problem_options(required: bool = True) -> Callable[[F], Callable[..., Any]]:
-    """Add --m --n --k --layout --beta --math; the command gets ``problem``, None when no size was given."""
+def problem_options(required: bool = True, any_math: bool = False) -> Callable[[F], Callable[..., Any]]:
+    """Add --m --n --k --layout --beta --math; the command gets ``problem``, None when no size was given.
+
+    With ``any_math`` it also gets ``maths``, all that were asked for; the problem has the first.
+    """
 
     def add(command: F) -> Callable[..., Any]:
         @functools.wraps(command)
         def call(
             m: int | None, n: int | None, k: int | None, layout: str, beta: int, math: str, **others: Any
         ) -> Any:
+            if any_math:
+                others["maths"] = asked_maths(math)
+                math = others["maths"][0]
             return command(problem=_problem(m, n, k, layout, beta, math), **others)
 
         wrapped: Callable[..., Any] = call
         for name, kind, default, text in (
-            ("--math", str, "ffma", f"Arithmetic: {', '.join(MATHS)}."),
+            ("--math", str, "ffma", f"Arithmetic: {', '.join((*MATHS, ANY) if any_math else MATHS)}."),
             ("--beta", int, 0, "0: C is never read. 1: it is, and scaled by a beta."),
             ("--layout", str, "nn", f"How A and B are stored: {', '.join(LAYOUTS)}."),
         ):
@@ -56,11 +65,23 @@ def _problem(
 
 def space_option(command: F) -> F:
     """Add --space as ``space_name``."""
-    text = "Search space: a family, or a .toml file that narrows or replaces one."
-    option = click.option(
-        "--space", "space_name", default="sgemm", show_default=True, metavar="FAMILY|FILE", help=text
-    )
-    return option(command)
+    text = "A family, or a .toml file that narrows or replaces one; default: those that serve the problem."
+    return click.option("--space", "space_name", metavar="FAMILY|FILE", help=text)(command)
+
+
+def spaces_of(space_name: str | None, problem: Problem, device: Device) -> list[Space]:
+    """Load the space that was named, else all that serve the problem.
+
+    Raises:
+        SpaceError: It cannot be loaded.
+        UsageError: None serves the problem.
+    """
+    from autotune.space import Space, families
+
+    found = families(problem, device) if space_name is None else [Space.load(space_name)]
+    if not found:
+        raise UsageError(f"no kernel family computes {problem} on {device.name}: name one by --space")
+    return found
 
 
 def json_option(command: F) -> F:

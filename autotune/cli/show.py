@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @problem_options(required=False)
-@click.option("--family", default="sgemm", show_default=True, help="Kernel family.")
+@click.option("--family", help="Only records of this kernel family.")
 @cache_option
 @json_option
-def command(problem: Problem | None, family: str, root: Path | None, as_json: bool) -> None:
+def command(problem: Problem | None, family: str | None, root: Path | None, as_json: bool) -> None:
     """Show the record of a problem on every device that has one; without sizes, list all records."""
     from autotune import records
     from autotune.cli.tune import summary
     from autotune.paths import cache_dir
 
     folder = root or cache_dir()
-    name = "*.json" if problem is None else f"{escape(family)}_{problem.key}.json"
+    name = "*.json" if problem is None else f"{'*' if family is None else escape(family)}_{problem.key}.json"
     estimated = sorted(folder.glob(f"*/estimated/{name}"))
     found = []
     for path in [*sorted(folder.glob(f"*/{name}")), *estimated]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import device_of, json_option, problem_options, space_option, target_options
+from autotune.cli.options import (
+    device_of,
+    json_option,
+    problem_options,
+    space_option,
+    spaces_of,
+    target_options,
+)
 from autotune.problem import Problem
 
 if TYPE_CHECKING:
@@ -22,13 +29,17 @@ if TYPE_CHECKING:
 @target_options
 @json_option
 def command(
-    problem: Problem, space_name: str, ordinal: int | None, target: str | None, as_json: bool
+    problem: Problem, space_name: str | None, ordinal: int | None, target: str | None, as_json: bool
 ) -> None:
-    """Count a search space: its parameters, how many points each rule removes and why, and what is left."""
-    from autotune.space import Space
+    """Count a search space: its parameters, how many points each rule removes and why, and what is left.
 
-    space = Space.load(space_name)
+    Without --space it is the first family that serves the problem; the others are named.
+    """
     device, note = device_of(ordinal, target)
+    space, *others = spaces_of(space_name, problem, device)
+    if others:
+        also = f"searched too: {', '.join(other.family for other in others)} (see --space)"
+        note = "\n".join(filter(None, (note, also)))
     started = time.perf_counter()
     legal = space.enumerate(problem, device)
     seconds = time.perf_counter() - started

@@ -2,77 +2,148 @@
 
 from __future__ import annotations
 
-import sys
+import json
+import math
+import os
 import time
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, json_option, problem_options, space_option, target_options
-from autotune.device import Device, has_gpu, named_device
-from autotune.errors import UsageError
-from autotune.problem import Problem
+from autotune.cli.options import cache_option, json_option, target_options
+from autotune.cli.shapes import shape_options, shapes_of
+from autotune.cli.tables import make_console, make_table
+from autotune.cli.watchers import counts, watcher
+from autotune.device import Device, chosen_gpus, gpu_count, has_gpu, named_device
+from autotune.errors import TuningError, UsageError
+from autotune.problem import Math, Problem
 
 if TYPE_CHECKING:
-    from autotune.progress import Progress
+    from autotune.campaign import Tuned
     from autotune.records.schema import Record
 
-LOG_EVERY_S = 10.0
+SINGLE_BUDGET, SUITE_BUDGET = "60s", "8m"
 
 
 @click.command()
-@problem_options()
-@click.option("--budget", help="Time (60s, 5m) or candidates (300); default: 60s, 45s without a GPU.")
-@space_option
-@click.option("--strategy", help="tpe (the default), random or exhaustive.")
+@shape_options
+@click.option(
+    "--budget",
+    help="Time of this run (60s, 5m), with --suite of all shapes together; or candidates, those of earlier "
+    "runs included (300). Default: 60s, 8m for a suite, 45s without a GPU.",
+)
+@click.option(
+    "--space",
+    "space_name",
+    metavar="FAMILY|FILE",
+    help="Search this family, or a .toml file that narrows or replaces one; default: every family that "
+    "serves the problem.",
+)
+@click.option("--strategy", help="gp (the default), tpe, neighbours, random, exhaustive or optuna:CLASS.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the search's random choices.")
 @target_options
 @click.option(
+    "--gpus", metavar="all|N|I,J", help="Share the search among GPUs of this host: all, N of them, or these."
+)
+@click.option(
     "--workers",
     type=click.IntRange(1, 256),
-    help="Compiling processes; default: all cores but the GPU's one.",
+    help="Compiling processes; default: one for each core.",
 )
 @click.option("--cold", is_flag=True, help="Time with operands that are not in the L2 cache.")
+@click.option(
+    "--resume/--no-resume",
+    default=None,
+    help="Continue the log of earlier runs, or be told why not; or begin anew and keep it. Default: continue "
+    "one of the same space, template, toolchain and device.",
+)
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="Share the search with other processes and hosts: postgresql://..., sqlite:///FILE, journal:FILE.",
+)
+@click.option("--study", metavar="NAME", help="Its name in the storage; default: made from what is searched.")
 @cache_option
 @json_option
 def command(
-    problem: Problem,
+    problem: Problem | None,
+    suite: str | None,
+    only: tuple[str, ...],
+    maths: tuple[Math, ...],
     budget: str | None,
-    space_name: str,
+    space_name: str | None,
     strategy: str | None,
     seed: int,
     ordinal: int | None,
+    gpus: str | None,
     target: str | None,
     workers: int | None,
     cold: bool,
+    resume: bool | None,
+    storage: str | None,
+    study: str | None,
     root: Path | None,
     as_json: bool,
 ) -> None:
     """Search for the fastest kernel of a problem, verify it, compare it with cuBLAS, and store it.
 
+    What became of each candidate is kept as it becomes known, so a search can be stopped at any time, as by
+    Ctrl-C, and goes on when it is called again. With --suite, easy shapes leave their time to hard ones.
+    Math "any" tunes the problem in each math, within one budget; each winner is stored under its own name.
+
     With --target, or where there is no GPU, nothing is measured: the kernel is chosen by a static estimate of
     candidates compiled for that GPU, proven right in a simulator, and stored as estimated.
     """
-    from autotune.foresight import BUDGET, foresee
-    from autotune.search import require_strategy
-    from autotune.space import Space
-    from autotune.tuner import tune
+    began = command_began()
+    shapes = shapes_of(problem, suite, only, maths)
+    if study is not None and storage is None:
+        raise UsageError("--study names a study of a storage: give --storage too")
+    with ThreadPoolExecutor(1) as asking:
+        absence = asking.submit(_absent, ordinal, gpus, target)  # the driver takes as long as these imports:
+        from autotune.progress import Budget
+        from autotune.search import DEFAULT, require_strategy
+        from autotune.space import Space
+        from autotune.tuner import Request, tune
 
-    space = Space.load(space_name)
-    require_strategy("tpe" if strategy is None else strategy)
-    absent, note = _absent(ordinal, target)
-    if absent is not None and (strategy or cold):
-        option, why = "--strategy" if strategy else "--cold", "with --target" if target else "without a GPU"
-        raise UsageError(f"{option} is for measuring, and nothing is measured {why}: leave it out")
-    board = Board() if sys.stderr.isatty() else Log()
-    started = time.monotonic()
+        space = None if space_name is None else Space.load(space_name)
+        strategy_ = DEFAULT if strategy is None else strategy
+        require_strategy(strategy_)
+        absent, ordinals, note = absence.result()
+    if absent is not None:
+        measuring = {"--strategy": strategy, "--cold": cold, "--resume": resume, "--storage": storage}
+        for option, given in {**measuring, "--suite": suite, "--math any": len(maths) > 1}.items():
+            if given:
+                why = "with --target" if target else "without a GPU"
+                raise UsageError(f"{option} is for measuring, and nothing is measured {why}: leave it out")
+    board = watcher()
     try:
         with board:
-            if absent is not None:
+            if len(shapes) > 1 or suite is not None:
+                from autotune.campaign import tune_all
+
+                usual = SINGLE_BUDGET if suite is None else SUITE_BUDGET
+                request = Request(
+                    budget=Budget.parse(usual if budget is None else budget),
+                    space=space,
+                    seed=seed,
+                    strategy=strategy_,
+                    cold=cold,
+                    resume=resume,
+                    storage=storage,
+                    study=study,
+                    root=root,
+                    watch=board.watch,
+                )
+                found = tune_all(
+                    shapes, request, gpus=ordinals, workers=workers, told=board.tell, began=began
+                )
+            elif absent is not None:
+                from autotune.foresight import BUDGET, foresee
+
                 record = foresee(
-                    problem,
+                    shapes[0].problem,
                     absent,
                     space=space,
                     budget=BUDGET if budget is None else budget,
@@ -80,23 +151,33 @@ def command(
                     workers=workers,
                     root=root,
                     watch=board.watch,
+                    began=began,
                 )
             else:
                 record = tune(
-                    problem,
+                    shapes[0].problem,
                     space=space,
-                    budget="60s" if budget is None else budget,
+                    budget=SINGLE_BUDGET if budget is None else budget,
                     seed=seed,
-                    strategy=strategy or "tpe",
-                    ordinal=ordinal or 0,
+                    strategy=strategy_,
+                    gpus=ordinals,
                     workers=workers,
                     cold=cold,
+                    resume=resume,
+                    storage=storage,
+                    study=study,
                     root=root,
                     watch=board.watch,
+                    began=began,
                 )
     except KeyboardInterrupt:
-        click.echo("what became of each candidate so far is kept in the trials file", err=True)
+        click.echo(
+            "what became of each candidate so far is kept: the same command goes on from there", err=True
+        )
         raise
+    if len(shapes) > 1 or suite is not None:
+        _report(found, as_json, time.monotonic() - began)
+        return
     from autotune.records.files import find, record_path, to_json
 
     if as_json:
@@ -106,42 +187,120 @@ def command(
         path = record_path(
             record.device, record.family, record.problem, root=root, estimated=absent is not None
         )
-        click.echo(f"stored in {path} after {time.monotonic() - started:.1f} s")
+        click.echo(f"stored in {path} after {time.monotonic() - began:.1f} s")
     if note:
         click.echo(note, err=True)
-    if absent is not None and find(absent, record.family, problem, root=root) is not None:
+    if absent is not None and find(absent, record.family, record.problem, root=root) is not None:
         click.echo("a measured record of this problem is stored too: it is the one that is served", err=True)
 
 
-def _absent(ordinal: int | None, target: str | None) -> tuple[Device | None, str]:
-    """Choose the GPU to foresee for, None to measure on one here; and what to tell behind the answer."""
+def _report(found: list[Tuned], as_json: bool, seconds: float) -> None:
+    """Write what became of the shapes of a suite.
+
+    Raises:
+        TuningError: There is no winner at all.
+    """
+    from autotune.records import typed
+
+    winners = [tuned for tuned in found if tuned.record is not None]
+    if as_json:
+        told = [
+            {
+                "id": tuned.shape.id,
+                "problem": typed.plain(tuned.shape.problem),
+                "record": typed.plain(tuned.record) if tuned.record else None,
+                "why": tuned.why,
+                "settled": tuned.settled,
+                "seconds": round(tuned.seconds, 1),
+            }
+            for tuned in found
+        ]
+        click.echo(json.dumps(told, indent=2))
+    else:
+        console = make_console()
+        table = make_table(
+            "shape", "problem", "ms", "TFLOP/s", "vs cuBLAS", "family", "candidates", "seconds", "", ""
+        )
+        for tuned in found:
+            table.add_row(tuned.shape.id, str(tuned.shape.problem), *_cells(tuned))
+        console.print(table)
+        ratios = [tuned.record.vs_cublas for tuned in winners if tuned.record and tuned.record.vs_cublas]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+        compared = f", {mean:.3f} x cuBLAS (geometric mean of {len(ratios)})" if mean else ""
+        click.echo(f"{len(winners)} of {len(found)} shapes stored in {seconds:.0f} s{compared}")
+    if not winners:
+        raise TuningError(f"none of {len(found)} shapes has a winner; the first: {found[0].why}")
+
+
+def _cells(tuned: Tuned) -> list[str]:
+    record = tuned.record
+    if record is None or record.timing is None or record.gflops is None:
+        return ["-", "-", "-", "-", "-", f"{tuned.seconds:.1f}", "", tuned.why]
+    marks = [word for word, holds in (("noisy", record.timing.noisy), ("settled", tuned.settled)) if holds]
+    return [
+        f"{record.timing.median_ms:.5g}",
+        f"{record.gflops / 1000:.2f}",
+        "-" if record.vs_cublas is None else f"{record.vs_cublas:.3f}",
+        record.family,
+        f"{record.search.seen} of {record.search.legal}",
+        f"{tuned.seconds:.1f}",
+        ", ".join(marks),
+        "",
+    ]
+
+
+def command_began() -> float:
+    """Say when this process was started, in seconds of `time.monotonic`; now if the system does not tell."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[19])  # "starttime" of proc(5), field 22: since the machine was started
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        age = 0.0
+    return time.monotonic() - max(0.0, age)
+
+
+def _absent(
+    ordinal: int | None, gpus: str | None, target: str | None
+) -> tuple[Device | None, list[int], str]:
+    """Choose the GPU to foresee for, or None and the ordinals of those here; and what to tell at the end."""
     if target is not None:
+        if ordinal is not None or gpus is not None:
+            option = "--device" if gpus is None else "--gpus"
+            raise UsageError(f"{option} is a GPU here and --target one of the table: give one of them")
+        return named_device(target), [], ""
+    if gpus is not None:
         if ordinal is not None:
-            raise UsageError("--device is a GPU here and --target one of the table: give one of them")
-        return named_device(target), ""
+            raise UsageError("--device names one GPU and --gpus several: give one of them")
+        return None, chosen_gpus(gpus, gpu_count()), ""
     if ordinal is not None or has_gpu():
-        return None, ""
-    return named_device("h200"), "no GPU here: this is for an NVIDIA H200 (see --target)"
+        return None, [ordinal or 0], ""
+    return named_device("h200"), [], "no GPU here: this is for an NVIDIA H200 (see --target)"
 
 
 def summary(record: Record) -> str:
     """Say in a few lines what was chosen, how fast and how sure that is, and how it was found."""
+    from autotune.progress import STAGES
     from autotune.space import Config
 
     timing, search = record.timing, record.search
     needs, launch, verified = record.resources, record.launch, record.verification
-    rate = search.seen / max(search.seconds, 1e-9)
+    rate = (search.seen - search.resumed) / max(search.seconds, 1e-9)
+    earlier = f", {search.resumed} of them before" if search.resumed else ""
     config = [
         f"  config    {Config(record.config).id}",
         f"  needs     {needs.registers} registers, {needs.spill_bytes} bytes spilled, "
         f"{launch.shared_bytes + needs.shared_bytes} bytes of shared memory, "
-        f"{launch.block[0]} threads in {launch.grid[0]} blocks",
+        f"{math.prod(launch.block)} threads in {math.prod(launch.grid)} blocks",
     ]
     found = [
         f"  verified  relative error {verified.error:.2g} (bound {verified.bound:.2g}): {verified.inputs}",
-        f"  search    {search.strategy}, {search.seen} of {search.legal} candidates "
-        f"in {search.seconds:.1f} s ({rate:.1f} per second): {_counts(search.outcomes)}",
+        f"  search    {search.strategy}, {search.seen} of {search.legal} candidates{earlier} "
+        f"in {search.seconds:.1f} s ({rate:.1f} per second): {counts(search.outcomes)}",
     ]
+    stages = [f"{search.stages[name]:.1f} {name}" for name in STAGES if name in search.stages]
+    if stages:
+        found.append(f"  seconds   {', '.join(stages)}")
     if timing is None or record.gflops is None:
         head = f"{record.problem} for {record.device.name}: estimated, compiled and simulated"
         command = f"autotune tune {record.problem.cli_flags()}"
@@ -164,87 +323,3 @@ def summary(record: Record) -> str:
         others = len(record.finalists) - 1
         lines.append(f"  ties      {ties} of {others} other finalists cannot be told from the winner")
     return "\n".join(lines)
-
-
-def _counts(outcomes: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
-
-
-def _best(progress: Progress) -> str:
-    best = progress.best
-    if best is None:
-        return "none yet"
-    if best.median_ms is None:
-        return f"{best.config.id}, by estimate"
-    rate = progress.problem.flops / best.median_ms / 1e9
-    return f"{best.median_ms:.6g} ms, {rate:.2f} TFLOP/s, {best.config.id}"
-
-
-class Log:
-    """Plain lines on stderr: every stage, every new best, and a sign of life."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-        self._best: object = None
-        self._last = 0.0
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def watch(self, progress: Progress) -> None:
-        """Write a line if there is something to say."""
-        if progress.device is None:
-            return
-        now = time.monotonic()
-        if progress.stage != self._stage:
-            legal = "" if self._stage else f", {progress.legal} legal candidates"
-            self._stage = progress.stage
-            self._say(f"{progress.problem}, {progress.device.name}: {self._stage}{legal}")
-        elif progress.best is not self._best or now - self._last >= LOG_EVERY_S:
-            self._best = progress.best
-            found = f"{_counts(progress.outcomes)}; best {_best(progress)}"
-            self._say(f"{progress.seconds:6.1f} s  {found}")
-
-    def _say(self, line: str) -> None:
-        self._last = time.monotonic()
-        click.echo(line, err=True)
-
-
-class Board:
-    """A live table on a terminal."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live = Live(console=Console(stderr=True), refresh_per_second=8, transient=True)
-        self._stage = ""
-        self._updated = 0.0
-
-    def __enter__(self) -> Board:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._live.__exit__(*details)
-
-    def watch(self, progress: Progress) -> None:
-        """Redraw, at most eight times a second."""
-        now = time.monotonic()
-        if now - self._updated < 0.125 and progress.stage == self._stage:
-            return
-        self._stage, self._updated = progress.stage, now
-        from rich.table import Table
-
-        table = Table.grid(padding=(0, 2))
-        where = "" if progress.device is None else f", {progress.device.name}"
-        table.add_row("[bold]problem", f"{progress.problem}{where}")
-        table.add_row("[bold]stage", f"{progress.stage}, {progress.seconds:.0f} s of {progress.budget}")
-        outcomes = _counts(progress.outcomes)
-        rate = progress.seen / progress.seconds if progress.seconds > 1 else 0.0
-        table.add_row("[bold]seen", f"{outcomes or '-'} of {progress.legal} legal ({rate:.1f} per second)")
-        table.add_row("[bold]best", _best(progress))
-        self._live.update(table)

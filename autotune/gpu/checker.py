@@ -35,17 +35,25 @@ class Checker:
         kernels: verify.cu on it.
         problem: What is computed.
         seed: Of inputs and samples.
+        scalars: alpha and beta to check with; drawn when None.
 
     Raises:
         DeviceError: The GPU lacks memory.
     """
 
-    def __init__(self, gpu: Gpu, kernels: VerifyKernels, problem: Problem, seed: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        kernels: VerifyKernels,
+        problem: Problem,
+        seed: int,
+        scalars: tuple[float, float] | None = None,
+    ) -> None:
         self._gpu = gpu
         self._problem = problem
         self._seed = seed
         self._kernels = kernels
-        self._inputs = Inputs(gpu, kernels, problem, seed)
+        self._inputs = Inputs(gpu, kernels, problem, seed, scalars)
         self._memory = gpu.allocate(8 * _FOUND_WORDS)
         self._found: int = self._memory.ptr
         self._turn = 0
@@ -93,6 +101,7 @@ class Checker:
             _projection(words),
             f"N(0,1), seed {self._seed}, set {inputs.number} of {len(self._inputs.sets)}: "
             f"{rows} rows, {cols} columns, projection of all rows",
+            self._problem.math,
         )
 
     def check_timed(self, multiply: Multiply) -> Rejected | None:
@@ -111,6 +120,12 @@ class Checker:
             when = "over NaN"
         self._project(inputs, inputs.plain)
         return self.damage() or self._fault(when)
+
+    def restore(self) -> None:
+        """Enqueue making the C of `operands` finite again where the problem reads it."""
+        if self._problem.beta:
+            inputs = self._inputs.sets[0]
+            self._inputs.poison(inputs, inputs.drawn)
 
     def damage(self) -> Rejected | None:
         """Wait for the GPU; if a kernel wrote where it must not, repair that and say what it was."""
@@ -191,7 +206,7 @@ class Checker:
         outcomes: dict[int, Verdict | Rejected] = {}
         for index, multiply in multiplies.items():
             worst = max(projections[index], key=lambda projection: projection.worst)
-            verdict = judge(problem.k, parts[index], worst, described)
+            verdict = judge(problem.k, parts[index], worst, described, problem.math)
             outcomes[index] = verdict
             if verdict.ok:
                 announce(index)

@@ -1,7 +1,8 @@
 """Turns the cuBLAS of this machine, if there is one, into the baseline: a multiplication like a candidate's.
 
 The library is loaded by ctypes, because CuPy knows fewer places and fails later. It computes in FP32: default
-math mode, with `gpu.ENVIRONMENT` against TF32 and emulation.
+math mode, with `gpu.worker.ENVIRONMENT` against TF32 and emulation. In TF32 it computes for a comparison of
+kernels on tensor cores, in a process where nothing forbids it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from autotune.problem import Problem
 WORKSPACE_BYTES = (
     32 << 20
 )  # what cuBLAS takes by default on Hopper; given by us, it is not allocated in a capture
-_DEFAULT_MATH = 0  # cublasMath_t
-_OPERATIONS = {"n": 0, "t": 1}  # cublasOperation_t
+FP32_MATH, TF32_MATH = 0, 3  # cublasMath_t: CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH
+OPERATIONS = {"n": 0, "t": 1}  # cublasOperation_t
 _KERNEL_NODE = 0  # CUgraphNodeType
 _FOLDERS = {13: "nvidia/cu13/lib", 12: "nvidia/cublas/lib"}  # of the wheels, by CUDA major
 
@@ -35,19 +36,24 @@ class CublasError(RuntimeError):
 class Cublas:
     """A cuBLAS handle on the GPU's stream.
 
+    Attributes:
+        version: Such as "13.1.1"; None where the library does not tell.
+
     Args:
         gpu: Where to run.
         library: libcublas.
+        mode: `FP32_MATH` or `TF32_MATH`.
 
     Raises:
         CublasError: The library refuses this GPU or driver.
         AttributeError: The library is not cuBLAS.
     """
 
-    def __init__(self, gpu: Gpu, library: ctypes.CDLL) -> None:
+    def __init__(self, gpu: Gpu, library: ctypes.CDLL, mode: int = FP32_MATH) -> None:
         self._library = library
         self._handle = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(self._handle))
+        self.version = library_version(library, "cublas")
         self._workspace = gpu.allocate(WORKSPACE_BYTES)
         self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(gpu.stream.ptr))
         self._call(
@@ -56,15 +62,15 @@ class Cublas:
             ctypes.c_void_p(self._workspace.ptr),
             ctypes.c_size_t(WORKSPACE_BYTES),
         )
-        self._call("cublasSetMathMode", self._handle, ctypes.c_int(_DEFAULT_MATH))
+        self._call("cublasSetMathMode", self._handle, ctypes.c_int(mode))
 
     @classmethod
-    def open(cls, gpu: Gpu) -> Cublas | None:
+    def open(cls, gpu: Gpu, mode: int = FP32_MATH) -> Cublas | None:
         """Load the first cuBLAS that works with this driver; None when there is none."""
         for path in library_candidates(runtime.driverGetVersion() // 1000):
             try:
                 _preload(path.replace("libcublas", "libcublasLt"))
-                return cls(gpu, ctypes.CDLL(path))
+                return cls(gpu, ctypes.CDLL(path), mode)
             except (OSError, AttributeError, CublasError):
                 continue
         return None
@@ -75,7 +81,7 @@ class Cublas:
         cuBLAS is column-major, where a row-major C is its transpose: C^T = op(B)^T op(A)^T. The stored
         matrices are transposed by the same view, so each is used plain or transposed as our layout says.
         """
-        operations = [ctypes.c_int(_OPERATIONS[letter]) for letter in reversed(problem.layout)]
+        operations = [ctypes.c_int(OPERATIONS[letter]) for letter in reversed(problem.layout)]
         extents = [ctypes.c_int(extent) for extent in (problem.n, problem.m, problem.k)]
         lda, ldb, ldc = (ctypes.c_int(stride) for stride in (problem.lda, problem.ldb, problem.ldc))
 
@@ -98,6 +104,21 @@ class Cublas:
         status = getattr(self._library, name)(*arguments)
         if status:
             raise CublasError(f"{name} returned status {status}")
+
+
+def library_version(library: ctypes.CDLL, prefix: str) -> str | None:
+    """Read the version of a library, such as "13.1.1", by ``<prefix>GetProperty``; None if unknown."""
+    parts = []
+    for which in range(3):  # libraryPropertyType: major, minor, patch
+        value = ctypes.c_int()
+        try:
+            status = getattr(library, f"{prefix}GetProperty")(ctypes.c_int(which), ctypes.byref(value))
+        except AttributeError:
+            return None
+        if status:
+            return None
+        parts.append(str(value.value))
+    return ".".join(parts)
 
 
 def kernel_names(gpu: Gpu, enqueue: Callable[[], None]) -> str | None:

@@ -17,7 +17,7 @@ from autotune.gpu.sampling import Sample, draw_samples
 from autotune.gpu.slab import Slab
 from autotune.gpu.verify_kernels import Matrix, Place, VerifyKernels
 from autotune.problem import FLOAT_BYTES, Problem
-from autotune.verify import draw_scalars, projection_limit, projection_vector
+from autotune.verify import bound_factor, draw_scalars, projection_limit, projection_vector
 
 MAX_SETS = 2
 SEVERAL_SETS_SHARE = 0.6  # of free memory
@@ -77,6 +77,7 @@ class Inputs:
         kernels: verify.cu on it.
         problem: What is computed.
         seed: Of everything random.
+        scalars: alpha and beta of the drawn calls; drawn too when None.
 
     Attributes:
         sets: The sets, one or two.
@@ -88,10 +89,18 @@ class Inputs:
         DeviceError: The GPU lacks memory.
     """
 
-    def __init__(self, gpu: Gpu, kernels: VerifyKernels, problem: Problem, seed: int) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        kernels: VerifyKernels,
+        problem: Problem,
+        seed: int,
+        scalars: tuple[float, float] | None = None,
+    ) -> None:
         self._gpu = gpu
         self._kernels = kernels
         self._problem = problem
+        self._given = scalars
         self._random = np.random.default_rng(seed)
         self._slab, working, set_count = self._plan(gpu.memory_free)
         try:
@@ -130,7 +139,7 @@ class Inputs:
         `refill` before using that set again.
         """
         self._restore_guards()
-        alpha, beta = draw_scalars(self._problem, self._random)
+        alpha, beta = self._scalars()
         inputs = replace(self.sets[0], drawn=replace(self.sets[0].drawn, alpha=alpha, beta=beta))
         self._draw(inputs)
         self._sums = self._survey()[1]
@@ -191,9 +200,13 @@ class Inputs:
         if inputs.c0.address:
             start = self._row_sums("project", inputs.c0, inputs.x)
             c0_norms = np.sqrt(self._row_sums("row_squares", inputs.c0, inputs.x))
+        factor = bound_factor(problem.k, problem.math)
         for call in (inputs.drawn, inputs.plain):
             gpu.upload(call.projected, call.alpha * product + call.beta * start)
-            gpu.upload(call.limit, projection_limit(call.alpha, a_norms, b_norm, call.beta, c0_norms))
+            gpu.upload(call.limit, projection_limit(call.alpha, a_norms, b_norm, call.beta, c0_norms, factor))
+
+    def _scalars(self) -> tuple[float, float]:
+        return self._given or draw_scalars(self._problem, self._random)
 
     def _refill_set(self, inputs: InputSet) -> None:
         gpu, drawn = self._gpu, inputs.drawn
@@ -295,7 +308,7 @@ class Inputs:
             samples=samples,
             places=(place(0, samples[0]), place(1, samples[1])),
             x=address("x"),
-            drawn=call("drawn", *draw_scalars(problem, self._random)),
+            drawn=call("drawn", *self._scalars()),
             plain=call("plain", 1.0, 0.0),
         )
 

@@ -1,24 +1,32 @@
 """Turns requests on a pipe into verified, timed launches: the process in which candidates may hang or crash.
 
-Messages to the parent: ``("ready", GpuFacts)`` or ``("failed", AutotuneError)`` once; per trial
-``("started",)`` and ``("done", Trial, usable)``, where usable says whether this process can go on; in the
-finals ``("step", index)`` before each kernel (None: setting up; behind the last finalist: cuBLAS), then
-``("fault", Rejected)`` or ``("finals", trials, cuBLAS timing, kernel name)``.
+Messages to the parent: ``("identified", Device, driver)`` and ``("ready", GpuFacts)``, or
+``("failed", AutotuneError)``, once; per trial ``("started",)`` and ``("done", Trial, usable, seconds)``,
+where usable says whether this process can go on; in the finals ``("step", index)`` before each kernel (None:
+setting up; behind the last finalist: cuBLAS), then ``("fault", Rejected)`` or ``("finals", trials, cuBLAS
+timing, name of its kernel, version)``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.device import Device, current_device
-from autotune.errors import AutotuneError, DeviceError, Rejected
+from autotune.errors import AutotuneError, DeviceError, RecordError, Rejected
+from autotune.gpu.clocks import ClockMonitor, device_uuid, driver_version
 from autotune.gpu.worker import GpuFacts, MeasuredTrial, Trial
-from autotune.problem import FLOAT_BYTES, Problem
+from autotune.problem import Problem
 from autotune.process import requests
 from autotune.render import Launch
 from autotune.timing import L2, Timing, time_candidate, time_finalists
@@ -26,9 +34,8 @@ from autotune.verify import Verdict
 
 if TYPE_CHECKING:
     from autotune.gpu.checker import Multiply
+    from autotune.gpu.cublas import Cublas
     from autotune.gpu.cuda import EventTimer
-
-COLD_L2_FACTOR = 3  # operands that the launches rotate through, in sizes of the L2 cache
 
 
 def serve(connection: Connection, ordinal: int, problem: Problem, seed: int, cold: bool) -> None:
@@ -42,19 +49,74 @@ def serve(connection: Connection, ordinal: int, problem: Problem, seed: int, col
         cold: Time with operands that are not in the L2 cache.
     """
     messages = received(connection)
+    next_problem: Problem | None = problem
     try:
-        bench = _open(ordinal, problem, seed, cold)
+        device = current_device(ordinal)
+        driver = driver_version() or _driver_cuda()
+        connection.send(("identified", device, driver))
+        with _errors_of(ordinal):
+            site = _Site(device, driver, ordinal)
+        while next_problem is not None:
+            with _errors_of(ordinal):
+                bench = _Bench(site, next_problem, seed, cold)
+            connection.send(("ready", bench.facts))
+            next_problem = attend(connection, messages, bench)
+            del bench  # its memory is for the next problem
+            gc.collect()
     except AutotuneError as error:
         connection.send(("failed", error))
-        return
-    connection.send(("ready", bench.facts))
+
+
+class Bench(Protocol):
+    """What has a candidate's outcome measured."""
+
+    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Trial, bool]:
+        """Verify and time one candidate; also tell whether this process can go on."""
+        ...
+
+    def finals(
+        self,
+        entries: Sequence[tuple[bytes, str, Launch]],
+        baseline: bool,
+        announce: Callable[[int | None], None],
+    ) -> tuple[Any, ...]:
+        """Check finalists and the baseline in full, and time them in turns: the message of the answer."""
+        ...
+
+
+def attend(connection: Connection, messages: Iterator[Any], bench: Bench) -> Problem | None:
+    """Do what the messages of the parent ask for, as long as this process can.
+
+    Returns:
+        The problem that comes next; None at the end.
+    """
     for kind, *rest in messages:
-        if kind == "trial":
-            connection.send(("started",))
-            connection.send(("done", *bench.trial(*rest)))
-        else:
+        if kind == "problem":
+            problem: Problem = rest[0]
+            return problem
+        if kind == "finals":
             entries, baseline = rest
             connection.send(bench.finals(entries, baseline, lambda index: connection.send(("step", index))))
+            continue
+        note, *candidate = rest
+        connection.send(("started",))
+        try:
+            if note is not None:
+                note.started()
+            began = time.perf_counter()
+            outcome, usable = bench.trial(*candidate)
+            seconds = time.perf_counter() - began
+            if isinstance(outcome, MeasuredTrial):
+                outcome = replace(outcome, seconds=seconds)
+            if note is not None:
+                note.ended(outcome)
+        except RecordError as error:  # the log cannot be written: no fault of the candidate
+            connection.send(("failed", error))
+            break
+        connection.send(("done", outcome, usable, seconds))
+        if not usable:  # what lies in the pipe is for the next process
+            break
+    return None
 
 
 def received(connection: Connection) -> Iterator[Any]:
@@ -71,45 +133,89 @@ def received(connection: Connection) -> Iterator[Any]:
     return iter(queue.get, end)
 
 
-def _open(ordinal: int, problem: Problem, seed: int, cold: bool) -> _Bench:
-    device = current_device(ordinal)
+def _driver_cuda() -> str:
+    """Name the newest CUDA version that the driver serves, such as "CUDA 13.0"."""
+    from cupy.cuda import runtime
+
+    version = runtime.driverGetVersion()
+    return f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+@contextlib.contextmanager
+def _errors_of(ordinal: int) -> Iterator[None]:
+    """Turn what CUDA says of a start into one line."""
     from autotune.gpu.cuda import CUDA_ERRORS  # CuPy is known to work only now
 
     try:
-        return _Bench(device, ordinal, problem, seed, cold)
+        yield
     except CUDA_ERRORS as error:
         raise DeviceError(f"GPU {ordinal} cannot be used: {error}") from None
 
 
-class _Bench:
-    """The GPU with inputs, baseline and clocks."""
+class _Site:
+    """The GPU with what every problem needs: the checker's kernels, clocks, and cuBLAS when it is asked for.
 
-    def __init__(self, device: Device, ordinal: int, problem: Problem, seed: int, cold: bool) -> None:
-        from autotune.gpu.checker import Checker
-        from autotune.gpu.clocks import ClockMonitor, driver_version
-        from autotune.gpu.cublas import Cublas
+    Attributes:
+        start_s: Seconds of each part of the start, until somebody takes them.
+    """
+
+    def __init__(self, device: Device, driver: str, ordinal: int) -> None:
+        from cupy.cuda import runtime
+
         from autotune.gpu.cuda import Gpu, LoadedModule
         from autotune.gpu.verify_kernels import VerifyKernels, compile_kernels
 
-        self._gpu = gpu = Gpu(ordinal)
-        kernels = VerifyKernels(LoadedModule(gpu, compile_kernels(device.arch).cubin).kernel, gpu.sm_count)
+        steps = {"begin": time.perf_counter()}
+        compiled = ThreadPoolExecutor(1).submit(compile_kernels, device.arch)  # while the context is made
+        self.device = device
+        self.driver = driver
+        self.address: str = runtime.deviceGetPCIBusId(ordinal)
+        self.uuid = device_uuid(ordinal)
+        self.clocks = ClockMonitor.open(self.address, self.uuid)
+        steps["clocks"] = time.perf_counter()
+        self.gpu = Gpu(ordinal)
+        steps["context"] = time.perf_counter()
+        module = LoadedModule(self.gpu, compiled.result().cubin)
+        self.kernels = VerifyKernels(module.kernel, self.gpu.sm_count)
+        steps["verify_kernels"] = time.perf_counter()
+        self.start_s = {name: round(end - begin, 3) for (_, begin), (name, end) in pairwise(steps.items())}
+
+    @cached_property
+    def cublas(self) -> Cublas | None:
+        """Loaded in the first finals: a search begins sooner without it."""
+        from autotune.gpu.cublas import Cublas
+
+        return Cublas.open(self.gpu)
+
+
+class _Bench:
+    """One problem's inputs and baseline on the GPU."""
+
+    def __init__(self, site: _Site, problem: Problem, seed: int, cold: bool) -> None:
+        from autotune.gpu.checker import Checker
+        from autotune.gpu.rotation import Rotation
+
+        began = time.perf_counter()
+        self._site = site
+        self._gpu = gpu = site.gpu
+        self._clocks = site.clocks
         self._problem = problem
-        self._checker = Checker(gpu, kernels, problem, seed)
+        self._checker = Checker(gpu, site.kernels, problem, seed)
         self._l2: L2 = "cold" if cold else "warm"
-        self._copies: list[Any] = []  # memory of the further operands
         self._operands = [self._checker.operands]
         if cold:
-            self._add_copies(COLD_L2_FACTOR * device.l2_bytes)
-        cublas = Cublas.open(gpu)
-        self._baseline: Multiply | None = cublas.multiplication(problem) if cublas else None
-        self._clocks = ClockMonitor.open(gpu.pci_bus_id)
+            self._rotation = Rotation(gpu, problem, self._checker.operands, site.device.l2_bytes)
+            self._operands = self._rotation.operands
+        gpu.synchronize()
+        start_s, site.start_s = {**site.start_s, "inputs": round(time.perf_counter() - began, 3)}, {}
         self.facts = GpuFacts(
-            device=device,
-            driver=driver_version() or gpu.driver_cuda,
-            cublas=cublas is not None,
+            device=site.device,
+            driver=site.driver,
             memory_free=gpu.memory_free,
             input_sets=self._checker.set_count,
-            pci_bus_id=gpu.pci_bus_id,
+            pci_bus_id=site.address,
+            uuid=site.uuid,
+            start_s=start_s,
         )
 
     def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Trial, bool]:
@@ -160,12 +266,14 @@ class _Bench:
         from autotune.gpu.cublas import kernel_names
         from autotune.gpu.cuda import Multiplication
 
+        library = self._site.cublas if baseline else None
+        compared = None if library is None else library.multiplication(self._problem)
         multiplies: list[Multiply] = []
         for index, (cubin, entry, launch) in enumerate(entries):
             announce(index)
             multiplies.append(Multiplication(self._gpu, cubin, entry, launch))
-        if baseline and self._baseline is not None:
-            multiplies.append(self._baseline)
+        if compared is not None:
+            multiplies.append(compared)
 
         verdicts = self._checker.check_in_full(multiplies, announce)
         right = [i for i, verdict in enumerate(verdicts) if isinstance(verdict, Verdict) and verdict.ok]
@@ -179,10 +287,10 @@ class _Bench:
         ]
         cublas = timings.get(len(entries))
         name = None
-        if cublas is not None and self._baseline is not None:
+        if cublas is not None and compared is not None:
             announce(len(entries))
-            name = kernel_names(self._gpu, self._calls(self._baseline)[0])
-        return "finals", trials, cublas, name
+            name = kernel_names(self._gpu, self._calls(compared)[0])
+        return "finals", trials, cublas, name, library.version if cublas and library else None
 
     def _timer(self, multiply: Multiply) -> EventTimer:
         from autotune.gpu.cuda import EventTimer
@@ -193,21 +301,6 @@ class _Bench:
         """Return one launch for each copy of the operands, as they are timed: alpha 1, beta 0 or 1."""
         beta = float(self._problem.beta)
         return [partial(multiply, 1.0, a, b, beta, c) for a, b, c in self._operands]
-
-    def _add_copies(self, size: int) -> None:
-        """Copy the operands until they exceed ``size`` bytes together, and at least once."""
-        problem = self._problem
-        counts = (problem.m * problem.k, problem.k * problem.n, problem.m * problem.n)
-        sizes = [FLOAT_BYTES * count for count in counts]
-        total = sum(sizes)
-        while total <= size or len(self._operands) < 2:
-            memory = [self._gpu.allocate(size) for size in sizes]
-            for target, source, length in zip(memory, self._operands[0], sizes, strict=True):
-                self._gpu.copy(target.ptr, source, length)
-            self._copies.append(memory)
-            self._operands.append((memory[0].ptr, memory[1].ptr, memory[2].ptr))
-            total += sum(sizes)
-        self._gpu.synchronize()
 
 
 def _outcome(verdict: Verdict | Rejected, timing: Timing | None) -> Trial:

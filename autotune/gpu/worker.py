@@ -6,13 +6,14 @@ is rejected, and the others are measured by the next process.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.compiler import Binary
 from autotune.device import Device
@@ -27,6 +28,7 @@ START_SECONDS = 120.0
 SETUP_SECONDS = 300.0  # of a complete float64 reference, on a GPU whose float64 is slow
 IN_PIPE = 2  # the next candidate is there when the GPU becomes free
 MAX_LOST_STARTS = 3
+LAST_WORDS_SECONDS = 1.0  # to find that a killed child said no more
 RETRY_SECONDS = 1.0  # before a start that follows a failed one, longer each time
 # cuBLAS as a baseline computes in FP32 proper, whatever the user's environment asks for.
 ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"}
@@ -39,29 +41,50 @@ class GpuFacts:
     Attributes:
         device: The GPU.
         driver: Version of the driver, such as "580.95.05".
-        cublas: Whether there is a baseline.
         memory_free: Bytes free after the inputs were allocated.
         input_sets: Sets of inputs that candidates are checked on in turn.
         pci_bus_id: Such as "0000:04:00.0".
+        uuid: Such as "GPU-1b2c..."; None if the driver does not tell.
+        start_s: Seconds of each part of the worker's start.
     """
 
     device: Device
     driver: str
-    cublas: bool
     memory_free: int
     input_sets: int
     pci_bus_id: str
+    uuid: str | None = None
+    start_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class MeasuredTrial:
-    """A candidate that was right, and how long it takes."""
+    """A candidate that was right, and how long it takes.
+
+    Attributes:
+        timing: Of its launches.
+        verdict: Of its result.
+        seconds: That the worker spent on it; not part of equality.
+    """
 
     timing: Timing
     verdict: Verdict
+    seconds: float = field(default=0.0, compare=False)
 
 
 Trial = MeasuredTrial | Rejected
+
+
+class Note(Protocol):
+    """Is told before a candidate is launched, by the process that does it, and of its outcome once."""
+
+    def started(self) -> None:
+        """Take note that the candidate is launched next."""
+        ...
+
+    def ended(self, outcome: Trial) -> None:
+        """Take note of what became of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,11 +95,13 @@ class Finals:
         outcomes: By key, in the order they were given.
         cublas: None where cuBLAS is absent or failed its check.
         cublas_kernel: What cuBLAS launched, if the driver tells.
+        cublas_version: Version of cuBLAS, if it tells.
     """
 
     outcomes: dict[Any, Trial]
     cublas: Timing | None
     cublas_kernel: str | None
+    cublas_version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +113,13 @@ class _Job:
     launch: Launch
     best_ms: float | None
     timeout_s: float
+    note: Note | None = None
 
 
 class GpuWorker:
     """One GPU working on one problem in a child process. Use as a context manager.
 
-    The child starts at once; nothing waits for it before `ready` or `collect`.
+    The child starts at once; nothing waits for it before `identity`, `ready` or `collect`.
 
     Args:
         ordinal: CUDA ordinal of the GPU.
@@ -104,6 +130,7 @@ class GpuWorker:
 
     Attributes:
         seed: The seed in use.
+        busy_s: Seconds that children spent on candidates.
     """
 
     def __init__(
@@ -117,16 +144,32 @@ class GpuWorker:
     ) -> None:
         self.seed = secrets.randbits(48) if seed is None else seed
         self._service = service
-        self._arguments = (ordinal, problem, self.seed, cold)
+        self._arguments: tuple[Any, ...] = (ordinal, problem, self.seed, cold)
         self._queue: deque[_Job] = deque()
         self._piped: deque[_Job] = deque()  # in the child's pipe; the first may have been started
         self._finished: list[tuple[Hashable, Trial]] = []
         self._lost_starts = 0
         self._was_ready = False
         self._submitted = 0
+        self._identity: tuple[Device, str] | None = None
+        self.busy_s = 0.0
+        self._facts: GpuFacts | None = None
+        self._deadline: float | None = None
+        self._child: Child
         self._start()
 
     # ------------------------------------------------------------------------------------------ trials
+
+    def identity(self, timeout: float = START_SECONDS) -> tuple[Device, str]:
+        """Wait until the worker knows its GPU, long before it is ready: the device, and the driver's version.
+
+        Raises:
+            DeviceError: There is no usable GPU, or the worker does not start.
+            ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
+        """
+        self._wait_until(lambda: self._identity is not None, timeout)
+        assert self._identity is not None
+        return self._identity
 
     def ready(self, timeout: float = START_SECONDS) -> GpuFacts:
         """Wait until the worker can measure.
@@ -135,14 +178,8 @@ class GpuWorker:
             DeviceError: There is no usable GPU, it lacks memory, or the worker does not start.
             ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
         """
-        end = time.monotonic() + timeout
-        while self._facts is None:
-            self._advance()
-            remaining = end - time.monotonic()
-            if self._facts is None and remaining <= 0:
-                raise DeviceError(f"the GPU worker is not ready after {timeout:g} s")
-            if self._facts is None:
-                self._wait(remaining)
+        self._wait_until(lambda: self._facts is not None, timeout)
+        assert self._facts is not None
         return self._facts
 
     @property
@@ -161,7 +198,13 @@ class GpuWorker:
         return len(self._queue) + len(self._piped) + len(self._finished)
 
     def submit(
-        self, key: Hashable, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float
+        self,
+        key: Hashable,
+        binary: Binary,
+        launch: Launch,
+        best_ms: float | None,
+        timeout_s: float,
+        note: Note | None = None,
     ) -> None:
         """Have one candidate verified and timed; `collect` returns the outcome beside ``key``.
 
@@ -171,9 +214,10 @@ class GpuWorker:
             launch: How to start it.
             best_ms: Fastest median so far: a clearly slower candidate is timed briefly.
             timeout_s: Limit from when the worker begins with it.
+            note: Told by the child, which gets a copy; by this process if the child cannot.
         """
         self._submitted += 1
-        job = _Job(self._submitted, key, binary.cubin, binary.entry, launch, best_ms, timeout_s)
+        job = _Job(self._submitted, key, binary.cubin, binary.entry, launch, best_ms, timeout_s, note)
         self._queue.append(job)
         self._advance()
 
@@ -195,6 +239,28 @@ class GpuWorker:
                 finished, self._finished = self._finished, []
                 return finished
             self._wait(remaining)
+
+    def turn_to(self, problem: Problem) -> None:
+        """Have the worker measure candidates of another problem from now on; it is `ready` anew.
+
+        What is pending is forgotten.
+        """
+        ordinal, before, *others = self._arguments
+        self._arguments = (ordinal, problem, *others)
+        idle = not self._piped
+        self._lost_starts = 0
+        self._queue.clear()
+        self._piped.clear()
+        self._finished.clear()
+        if idle and problem == before and self._child.alive():
+            return
+        if idle and self._facts is not None:
+            self._facts = None
+            with contextlib.suppress(ChildDied):
+                self._child.send(("problem", problem))
+                self._deadline = time.monotonic() + START_SECONDS
+                return
+        self._restart()
 
     def close(self) -> None:
         """Kill the worker and forget what was not collected."""
@@ -236,9 +302,7 @@ class GpuWorker:
             answer = self._final_round(contestants, baseline, timeout_s)
             if isinstance(answer, Finals):
                 outcomes = {**rejected, **answer.outcomes}
-                return Finals(
-                    {job.key: outcomes[job.key] for job in jobs}, answer.cublas, answer.cublas_kernel
-                )
+                return replace(answer, outcomes={job.key: outcomes[job.key] for job in jobs})
             guilty, rejection = answer
             if guilty is None:
                 raise DeviceError(f"the GPU worker failed before a finalist ran: {rejection.why}")
@@ -266,14 +330,24 @@ class GpuWorker:
                     self._restart()
                     return step, rest[0]
                 else:
-                    outcomes, cublas, kernel = rest
+                    outcomes, *baseline_facts = rest
                     keys = [job.key for job in jobs]
-                    return Finals(dict(zip(keys, outcomes, strict=True)), cublas, kernel)
+                    return Finals(dict(zip(keys, outcomes, strict=True)), *baseline_facts)
         except ChildDied as death:
             self._restart()
             return step, Rejected("crash", f"the GPU worker died: {death.summary}")
 
     # ------------------------------------------------------------------------------------------ the child
+
+    def _wait_until(self, known: Callable[[], bool], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while not known():
+            self._advance()
+            remaining = end - time.monotonic()
+            if not known() and remaining <= 0:
+                raise DeviceError(f"the GPU worker is not ready after {timeout:g} s")
+            if not known():
+                self._wait(remaining)
 
     def _wait(self, seconds: float) -> None:
         """Wait for a message, but not beyond the deadline."""
@@ -282,9 +356,9 @@ class GpuWorker:
         wait(self.waitables, max(0.0, seconds))
 
     def _start(self) -> None:
-        self._facts: GpuFacts | None = None
+        self._facts = None
         self._child = Child(self._service, *self._arguments, env=ENVIRONMENT)
-        self._deadline: float | None = time.monotonic() + START_SECONDS
+        self._deadline = time.monotonic() + START_SECONDS
 
     def _restart(self) -> None:
         self._child.kill()
@@ -300,20 +374,38 @@ class GpuWorker:
                 continue
             self._take(*message)
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            limit = START_SECONDS if self._facts is None else self._piped[0].timeout_s
-            self._lose("timeout", f"no result after {limit:g} s")
+            self._expire()
         self._fill_pipe()
+
+    def _expire(self) -> None:
+        """End a child that is over its limit; blame the candidate that ran, unless it was done after all."""
+        late, child = (self._piped[0] if self._piped else None), self._child
+        limit = START_SECONDS if self._facts is None or late is None else late.timeout_s
+        child.stop()
+        with contextlib.suppress(ChildDied):
+            while self._child is child and child.poll(LAST_WORDS_SECONDS):
+                self._take(*child.receive())
+        if self._child is not child:
+            return
+        if late is None or (self._piped and self._piped[0] is late):
+            self._lose("timeout", f"no result after {limit:g} s")
+        else:
+            self._replace()
 
     def _take(self, kind: str, *rest: Any) -> None:
         """Act on one message of the child."""
-        if kind == "ready":
+        if kind == "identified":
+            self._identity = rest[0], rest[1]
+        elif kind == "ready":
             self._facts, self._deadline, self._was_ready = rest[0], None, True
+            self._identity = rest[0].device, rest[0].driver
         elif kind == "failed":
             self._retry(rest[0])
         elif kind == "started":
             self._deadline = time.monotonic() + self._piped[0].timeout_s
         else:
-            outcome, usable = rest
+            outcome, usable, seconds = rest
+            self.busy_s += seconds
             self._deadline, self._lost_starts = None, 0
             self._finished.append((self._piped.popleft().key, outcome))
             if not usable:
@@ -322,7 +414,10 @@ class GpuWorker:
     def _lose(self, kind: RejectionKind, why: str) -> None:
         """Blame the candidate that was running, if one was, and start a new child for the others."""
         if self._facts is not None and self._deadline is not None:
-            self._finished.append((self._piped.popleft().key, Rejected(kind, why)))
+            job, rejected = self._piped.popleft(), Rejected(kind, why)
+            if job.note is not None:
+                job.note.ended(rejected)
+            self._finished.append((job.key, rejected))
         else:
             self._lost_starts += 1
             if self._lost_starts >= MAX_LOST_STARTS:
@@ -354,7 +449,9 @@ class GpuWorker:
         while self._facts is not None and self._queue and len(self._piped) < IN_PIPE:
             job = self._queue[0]
             try:
-                self._child.connection.send(("trial", job.cubin, job.entry, job.launch, job.best_ms))
+                self._child.connection.send(
+                    ("trial", job.note, job.cubin, job.entry, job.launch, job.best_ms)
+                )
             except (
                 OSError
             ):  # it died: the next `_advance` reads what it said before, then learns how it ended

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.compiler import default_workers
 from autotune.device import Device
-from autotune.errors import ConfigError, Rejected, SpaceError
+from autotune.errors import ConfigError, Rejected, SpaceError, UsageError
 from autotune.explain import explain
 from autotune.gpu.worker import GpuWorker, MeasuredTrial
 from autotune.ladder.rung import Ladder, Rung
@@ -40,9 +40,10 @@ def describe(
         DeviceError: The device's clock or bandwidth is unknown.
         ToolchainError: NVRTC is missing or does not know the device.
     """
-    tell(f"compiling {len(steps())} steps for {device.name} and counting what they do")
+    chosen = steps(problem.math)
+    tell(f"compiling {len(chosen)} steps for {device.name} and counting what they do")
     with ThreadPoolExecutor(default_workers()) as pool:  # compilers and disassemblers run beside each other
-        rungs = tuple(pool.map(lambda step: _rung(step, problem, device, root), steps()))
+        rungs = tuple(pool.map(lambda step: _rung(step, problem, device, root), chosen))
     return Ladder(problem, device, rungs)
 
 
@@ -114,10 +115,11 @@ def _with_outcome(rung: Rung, outcome: MeasuredTrial | Rejected, alone: bool) ->
 
 
 def _rung(step: Step, problem: Problem, device: Device, root: Path | None) -> Rung:
+    problem = replace(problem, math=step.math)
     try:
         space, config, note = fitted_step(step, problem, device, root)
         found = explain(space, config, problem, device, title=step.name)
-    except (ConfigError, SpaceError) as error:
+    except (ConfigError, SpaceError, UsageError) as error:
         return Rung(step, rejected=Rejected("constraint", str(error)))
     except (SimulationFault, UnsupportedPTX) as error:
         return Rung(step, rejected=Rejected("correctness", f"in the simulator: {error}"))

@@ -16,8 +16,10 @@ def per_ffma(found: Account) -> dict[str, float]:
     Returns:
         "load_accesses": global loads plus wavefronts of shared reads; "load_sectors": 32-byte sectors that
         global loads and cp.async touch; "instructions": of the main loop's machine code, where it can be
-        disassembled.
+        disassembled. Nothing of a kernel on tensor cores.
     """
+    if found.problem.math != "ffma":
+        return {}
     ffmas = sum(metrics.get(_FFMA, 0) for metrics in found.lines.values()) / 32 or 1.0
     traffic = found.traffic
     loads = [traffic[name] for name in ("global ld", "global copy") if name in traffic]

@@ -106,7 +106,7 @@ class Ladder:
         found = rung.account
         return {
             "name": rung.step.name,
-            "family": rung.step.family,
+            "family": rung.step.family if found is None else found.source.family,
             "config": None if found is None else dict(found.source.config),
             "changed": rung.step.changed,
             "note": rung.note,

@@ -13,11 +13,13 @@ from pathlib import Path
 from autotune import records
 from autotune.device import Device
 from autotune.errors import ConfigError, RecordError
-from autotune.problem import Problem
+from autotune.kernel.choices import Choices
+from autotune.problem import Math, Problem
 from autotune.render import render
 from autotune.space import Config, Space, adaptation
 
 WINNER = "winner"  # the step that takes the stored record
+TENSOR_CORES = "tensor_cores"  # the step that takes what serves the problem in its math, of any family
 
 
 @dataclass(frozen=True)
@@ -26,20 +28,23 @@ class Step:
 
     Attributes:
         name: Of the step and of its config in the family's space.
-        family: Template and space.
+        family: Template and space; "" for the one that serves best.
         changed: One sentence: what is different from the step before.
+        math: What it computes; a ladder has the steps of "ffma", and those of its problem's math.
     """
 
     name: str
     family: str
     changed: str
+    math: Math = "ffma"
 
 
 @cache
-def steps() -> tuple[Step, ...]:
-    """Read the steps, in order."""
+def steps(math: Math = "ffma") -> tuple[Step, ...]:
+    """Read the steps to a kernel of a math, in order."""
     content = tomllib.loads(Path(__file__).with_name("steps.toml").read_text("utf-8"))
-    return tuple(Step(**entry) for entry in content["steps"])
+    found = [Step(**entry) for entry in content["steps"]]
+    return tuple(step for step in found if step.math in ("ffma", math))
 
 
 def configured_steps() -> dict[str, Step]:
@@ -54,7 +59,17 @@ def step_config(name: str) -> tuple[Space, Config]:
 
 
 def fitted_step(step: Step, problem: Problem, device: Device, root: Path | None) -> tuple[Space, Config, str]:
-    """Give a step's config, fitted to the problem and the device, and what there is to say of it."""
+    """Give a step's config, fitted to the problem and the device, and what there is to say of it.
+
+    Raises:
+        SpaceError: Nothing fits.
+        UsageError: No family computes the problem in the step's math on the device.
+    """
+    if step.name == TENSOR_CORES:
+        choice = next(Choices(problem, device, root=root).all())
+        command = f"no record yet, run 'autotune tune {problem.cli_flags()}'"
+        note = "" if choice.served == "exact" else f"{choice.place} stands in: {command}"
+        return choice.space, choice.config, f"{choice.space.family}{note and '; '}{note}"
     if step.name == WINNER:
         space = Space.load(step.family)
         stored, note = _stored(space, problem, device, root)

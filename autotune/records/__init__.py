@@ -1,14 +1,19 @@
 """What a search leaves: the winner as a JSON file that people read, and every trial beside it."""
 
 from autotune.records.files import (
+    Filed,
     check_writable,
     differences,
+    filed,
     find,
     from_json,
+    look_at,
     now,
+    offer,
     read,
     record_path,
     serves,
+    set_aside,
     to_json,
     write,
 )
@@ -29,6 +34,7 @@ from autotune.records.schema import (
 __all__ = [
     "SCHEMA",
     "Cublas",
+    "Filed",
     "Finalist",
     "Launch",
     "Record",
@@ -40,12 +46,16 @@ __all__ = [
     "Verification",
     "check_writable",
     "differences",
+    "filed",
     "find",
     "from_json",
+    "look_at",
     "now",
+    "offer",
     "read",
     "record_path",
     "serves",
+    "set_aside",
     "to_json",
     "write",
 ]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets
 import warnings
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.device import Device
-from autotune.errors import RecordError
+from autotune.errors import ProblemError, RecordError
 from autotune.paths import cache_dir
 from autotune.problem import Problem
 from autotune.records import jsontext, typed
@@ -19,6 +23,20 @@ from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
 
 if TYPE_CHECKING:
     from autotune.render import Source
+
+_NAME = re.compile(
+    r"(?P<family>\w+?)_f32_(?P<layout>\w\w)_m(?P<m>\d{1,10})_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
+    r"_beta(?P<beta>[01])_(?P<math>\w+)\.json"
+)
+
+
+@dataclass(frozen=True)
+class Filed:
+    """A record file, and what its name says of it."""
+
+    path: Path
+    family: str
+    problem: Problem
 
 
 def now() -> str:
@@ -71,20 +89,52 @@ def write(record: Record, *, root: Path | None = None) -> Path:
     Raises:
         RecordError: The record contradicts its own schema, or the folder cannot be written.
     """
-    estimated = record.evidence == "estimated"
-    text = to_json(record)
-    path = record_path(record.device, record.family, record.problem, root=root, estimated=estimated)
+    path, text = _path_of(record, root), to_json(record)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _write_beside(path, text)
-        try:
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink()
-            raise
+        with _locked(path.parent):
+            _replace(path, text)
     except OSError as error:
         raise unwritable(path, error) from None
     return path
+
+
+def offer(
+    record: Record,
+    *,
+    over: Record | None = None,
+    template_digest: str | None = None,
+    root: Path | None = None,
+) -> Record:
+    """Store a record unless a better one has been stored meanwhile; several processes may offer at once.
+
+    Times of two sessions are compared only where there is no better way: ``over`` is what the caller found
+    stored and measured again beside its own candidates, so the new record replaces it whatever it says.
+    Another one, which the caller did not see, stays if it is measured on an equal device with the same state
+    of L2, by templates no older than those of the new record, and is not slower.
+
+    Args:
+        record: To be stored.
+        over: The record that was stored when the caller began, None for none.
+        template_digest: Of the family's templates today; those of ``record`` when not given.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+
+    Returns:
+        What is stored now: ``record`` as it reads back, or the one that stayed.
+
+    Raises:
+        RecordError: As for `write`, or a later version of this package wrote the stored record.
+    """
+    path, text = _path_of(record, root), to_json(record)
+    today = template_digest or record.template_digest
+    try:
+        with _locked(path.parent):
+            rival = _rival(path)
+            if rival is not None and rival != over and _stays(rival, record, today):
+                return rival
+            _replace(path, text)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    return from_json(text, path)
 
 
 def read(path: Path) -> Record:
@@ -100,7 +150,12 @@ def read(path: Path) -> Record:
 
 
 def find(
-    device: Device, family: str, problem: Problem, *, root: Path | None = None, estimated: bool = False
+    device: Device | RecordedDevice,
+    family: str,
+    problem: Problem,
+    *,
+    root: Path | None = None,
+    estimated: bool = False,
 ) -> Record | None:
     """Look for the record of exactly this device, family and problem; None when there is none.
 
@@ -111,6 +166,28 @@ def find(
         RecordError: The file is of a newer schema, or cannot be opened.
     """
     path = record_path(device, family, problem, root=root, estimated=estimated)
+
+    def belongs(record: Record) -> Path:
+        is_estimated = record.evidence == "estimated"
+        return record_path(device, record.family, record.problem, root=root, estimated=is_estimated)
+
+    return _found(path, belongs)
+
+
+def look_at(file: Filed) -> Record | None:
+    """Read a listed file; None when it is gone, or was broken: then it is set aside as `find` does.
+
+    Raises:
+        RecordError: The file is of a newer schema, or cannot be opened.
+    """
+
+    def belongs(record: Record) -> Path:
+        return file.path.with_name(f"{record.family}_{record.problem.key}.json")
+
+    return _found(file.path, belongs)
+
+
+def _found(path: Path, belongs: Callable[[Record], Path]) -> Record | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -119,16 +196,29 @@ def find(
         raise _unreadable(path, error) from None
     try:
         record = _decoded(content, path)
-        is_estimated = record.evidence == "estimated"
-        belongs = record_path(device, record.family, record.problem, root=root, estimated=is_estimated)
-        if belongs != path:
-            raise RecordError(f"{path}: its content belongs in {belongs}")
+        if belongs(record) != path:
+            raise RecordError(f"{path}: its content belongs in {belongs(record)}")
     except typed.NewerSchemaError:
         raise
     except RecordError as error:
-        _set_aside(path, error)
+        _set_aside(path, content, error)
         return None
     return record
+
+
+def filed(folder: Path) -> list[Filed]:
+    """List the record files of one device's folder by their names, unread; in no certain order."""
+    found = []
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            m, n, k, beta = (int(match[part]) for part in ("m", "n", "k", "beta"))
+            with suppress(ProblemError):
+                problem = Problem(m, n, k, match["layout"], beta, match["math"])  # type: ignore[arg-type]
+                found.append(Filed(folder / name, match["family"], problem))
+    return found
 
 
 def serves(record: Record, device: Device, problem: Problem, source: Source) -> str | None:
@@ -190,6 +280,21 @@ def differences(
     return found
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a record file to ``<name>.bad``, in place of one of that name; return the new path.
+
+    Raises:
+        RecordError: It cannot be renamed.
+    """
+    bad = path.with_name(f"{path.name}.bad")
+    try:
+        with _locked(path.parent):
+            os.replace(path, bad)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    return bad
+
+
 def check_writable(root: Path | None = None) -> None:
     """Make sure that a folder can take records, before a long run starts; it is created if needed.
 
@@ -236,11 +341,64 @@ def _write_beside(path: Path, text: str) -> Path:
     return temporary
 
 
-def _set_aside(path: Path, fault: RecordError) -> None:
+def _set_aside(path: Path, content: bytes, fault: RecordError) -> None:
+    """Rename a broken file to ``<name>.bad`` with a warning, unless another process has replaced it."""
     bad = path.with_name(f"{path.name}.bad")
     try:
-        os.replace(path, bad)
+        with _locked(path.parent):
+            if path.read_bytes() != content:
+                return
+            os.replace(path, bad)
         done = f"renamed to {bad.name}"
     except OSError as error:
         done = f"not renamed to {bad.name} ({error.strerror})"
-    warnings.warn(f"record ignored, {done}: {fault}", stacklevel=3)
+    warnings.warn(f"record ignored, {done}: {fault}", stacklevel=4)
+
+
+def _path_of(record: Record, root: Path | None) -> Path:
+    estimated = record.evidence == "estimated"
+    return record_path(record.device, record.family, record.problem, root=root, estimated=estimated)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, created if needed, against every other process and thread that changes its records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks: the last writer wins there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = _write_beside(path, text)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink()
+        raise
+
+
+def _rival(path: Path) -> Record | None:
+    """Read what is stored, in a locked folder; a broken file is kept as ``<name>.bad``."""
+    try:
+        return _decoded(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+    except typed.NewerSchemaError:
+        raise
+    except RecordError:
+        os.replace(path, path.with_name(f"{path.name}.bad"))
+        return None
+
+
+def _stays(stored: Record, new: Record, template_digest: str) -> bool:
+    if stored.timing is None or new.timing is None or stored.timing.l2 != new.timing.l2:
+        return False
+    if (stored.family, stored.problem, stored.device) != (new.family, new.problem, new.device):
+        return False
+    current, offered = (record.template_digest == template_digest for record in (stored, new))
+    return current > offered or (current == offered and stored.timing.median_ms <= new.timing.median_ms)

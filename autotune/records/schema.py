@@ -150,16 +150,22 @@ class Verification:
 class Search:
     """What the search did.
 
+    Stages that follow each other: "start" (from the command's start to the first proposal: imports,
+    processes, listing, reading logs), "search", and "finals". Parts of them: "first" (from the command's
+    start to the first outcome of a GPU), "propose" and "render" (of the searching process), "compile" (summed
+    over processes), and "gpu" (spent on candidates, summed over GPUs).
+
     Attributes:
         strategy: Its name.
-        budget: As asked for: a number of candidates, or a time such as "60s".
-        seconds: Wall-clock time it took.
-        complete: It ended by itself, not by an interrupt.
-        seen: Candidates evaluated.
-        legal: Legal candidates there are.
+        budget: As asked for: a number of candidates, those of earlier runs included, or a time such as "60s".
+        seconds: Wall-clock time of the run's search.
+        complete: Every legal candidate has an outcome: a longer search cannot find more.
+        seen: Candidates evaluated, those of earlier runs included.
+        legal: Legal candidates there are, of all families.
         outcomes: Candidates by what became of them: "measured" (or "estimated") and the rejection kinds.
         seed: Of its random choices.
-        resumed: Candidates among the seen whose outcome came from the log of an earlier search.
+        resumed: Candidates among the seen whose outcome came from the log of earlier runs, or from other
+            processes of a shared study.
         stages: Seconds of each stage of the run.
     """
 

@@ -1,38 +1,86 @@
-"""Turns the trials of a search into lines of a log beside its record, and such a log back into trials."""
+"""Turns what happens in a search into lines of a log beside its record, and such a log back into trials.
+
+A log holds a `TrialHeader`, then one JSON object a line, of schema 2:
+
+    {"event": "begin", ...}    a run begins: its strategy, seed and budget
+    {"event": "started", ...}  a candidate is launched next on a GPU
+    {"event": "final", ...}    a finalist was timed in turns with the others
+    {"event": "gpu", ...}      which GPU it was, and the seconds of its worker's start
+    {"event": "end", ...}      a run ended by itself or was interrupted: nothing was lost
+    {"outcome": ..., ...}      what became of a candidate; its last such line counts
+
+The process that launches a candidate writes that it does, and what became of it: if the run is killed, there
+is one candidate for each GPU of which only the first is known. Every line says ``run`` (a token of the run),
+``at`` (UTC) and ``s`` (seconds since its command began); every line about a candidate says ``id`` (family,
+config's name, ``@``, digits of its code's digest) and ``config``. A line that is no JSON object is where a
+writer died. Schema 1 had lines of the last kind only, without stamps.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-from collections.abc import Mapping
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
-from autotune.errors import RecordError
+from autotune.errors import RecordError, UsageError
 from autotune.problem import Problem
 from autotune.records import jsontext, typed
 from autotune.records.files import unwritable
 from autotune.records.schema import Digest, Name, RecordedDevice, Text
 
-TRIALS_SCHEMA: Final = 1
+TRIALS_SCHEMA: Final = 2
+Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialHeader:
-    """What every trial of a log has in common; a search resumes only from a log with an equal header."""
+    """What every trial of a log has in common; a search resumes only from a log with an equal header.
 
-    schema: Literal[1] = TRIALS_SCHEMA
+    Attributes:
+        nvrtc: Version that compiled the candidates.
+        driver: Of the GPU; None without one.
+        flags: What NVRTC was told, the architecture aside.
+        l2: Whether operands were in the L2 cache when a candidate was timed.
+    """
+
+    schema: Literal[1, 2] = TRIALS_SCHEMA
     family: Name
     problem: Problem
     device: RecordedDevice
     space_digest: Digest
     template_digest: Digest
     nvrtc: Text
+    driver: Text | None = None
+    flags: tuple[Text, ...] = ()
+    l2: Literal["warm", "cold"] = "warm"
+
+    def differences(self, other: TrialHeader) -> str:
+        """Say in what another header differs from this one; "" when it does not."""
+        named = {"space_digest": "search space", "template_digest": "template", "nvrtc": "NVRTC"}
+        told = []
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(other, field.name)
+            if ours == theirs:
+                continue
+            name = named.get(field.name, field.name)
+            if field.name in ("nvrtc", "driver", "l2", "schema", "family", "problem"):
+                told.append(f"{name} {theirs}, not {ours}")
+            elif field.name == "device":
+                told.append(f"device {theirs.name} with {theirs.sm_count} SMs, not {ours.name}")
+            else:
+                told.append(f"another {name}")
+        return ", ".join(told)
 
 
 def trials_path(record_path: Path) -> Path:
@@ -40,8 +88,25 @@ def trials_path(record_path: Path) -> Path:
     return record_path.with_suffix(".trials.jsonl")
 
 
+class Run:
+    """One run of a command: its token, and the clock of its lines.
+
+    Args:
+        began: When the command began (`time.monotonic`); now when not given.
+    """
+
+    def __init__(self, began: float | None = None) -> None:
+        self.token = secrets.token_hex(4)
+        self.began = time.monotonic() if began is None else began
+
+    def stamp(self) -> dict[str, Any]:
+        """Say which run it is, and when now is."""
+        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return {"run": self.token, "at": at, "s": round(time.monotonic() - self.began, 3)}
+
+
 class TrialLog:
-    """An append-only file of JSON lines: a `TrialHeader`, then one object for each trial.
+    """An append-only file of JSON lines: a `TrialHeader`, then one object for each event or trial.
 
     The file is opened at the first `append`. One with the same header is continued; one with another header
     is kept as ``<stem>.old.trials.jsonl``, or ``.old2`` and so on. Several processes may append to one log.
@@ -49,12 +114,19 @@ class TrialLog:
     Args:
         path: As `trials_path` gives it.
         header: What the trials belong to.
+        run: Stamps the lines.
+        anew: Keep even a log with the same header as an old one, and begin another.
     """
 
-    def __init__(self, path: Path, header: TrialHeader) -> None:
+    def __init__(
+        self, path: Path, header: TrialHeader, run: Run | None = None, *, anew: bool = False
+    ) -> None:
         self.path = path
         self.header = header
+        self.run = run or Run()
+        self._anew = anew
         self._file: int | None = None
+        self._torn = False
 
     def __enter__(self) -> TrialLog:
         return self
@@ -62,21 +134,69 @@ class TrialLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._file is not None:
+            why = "done" if kind is None else "failed" if issubclass(kind, Exception) else "interrupted"
+            with suppress(RecordError):  # what matters is on disk
+                self.event("end", why=why)
         self.close()
 
-    def append(self, trial: Mapping[str, Any]) -> None:
+    def append(self, trial: Line) -> None:
         """Add one trial, floats rounded to six digits; it has left this process when this returns.
 
         Raises:
             RecordError: The trial has no JSON form (a NaN, say), or the file cannot be written.
         """
-        line = jsontext.compact(typed.plain(trial))
+        line = jsontext.compact({**typed.plain(trial), **self.run.stamp()})
+        self.open()
+        assert self._file is not None
+        before, self._torn = "\n" if self._torn else "", True
+        try:
+            _append(self._file, f"{before}{line}\n")
+            self._torn = False
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+
+    def open(self) -> None:
+        """Bring the file to where other processes can `add_line`.
+
+        Raises:
+            RecordError: It cannot be written.
+        """
         try:
             if self._file is None:
                 self._file = self._opened()
-            _append(self._file, line + "\n")
         except OSError as error:
             raise unwritable(self.path, error) from None
+
+    def event(self, name: str, **about: object) -> None:
+        """Add a line that is no outcome; like `append`."""
+        self.append({"event": name, **about})
+
+    def past(self, *, required: bool = False) -> list[dict[str, Any]]:
+        """Read the lines that earlier runs left; none where there is no log, or one of another header.
+
+        Args:
+            required: A log that cannot be continued is an error.
+
+        Raises:
+            UsageError: That is so, with what differs.
+        """
+        if self._anew:
+            return []
+        try:
+            header, lines = read_log(self.path)
+        except RecordError as error:
+            if required and self.path.exists():
+                raise UsageError(f"cannot resume: {error}") from None
+            return []
+        if header == self.header:
+            return lines
+        if required:
+            raise UsageError(
+                f"cannot resume: {self.path} is of {self.header.differences(header)}; without --resume it is "
+                f"kept as {_kept(self.path).name} and a new one begins"
+            )
+        return []
 
     def close(self) -> None:
         """Close the file; a later `append` opens it again."""
@@ -107,21 +227,39 @@ class TrialLog:
         size = os.fstat(file).st_size
         if size == 0:
             _append(file, jsontext.compact(typed.plain(header)) + "\n")
+            self._anew = False
             return True
         try:
-            same = read_trials(self.path)[0] == header
+            same = not self._anew and read_log(self.path)[0] == header
         except RecordError:
             same = False
         if not same:
-            _set_aside(self.path)
+            os.rename(self.path, _kept(self.path))
             return False
         if os.pread(file, 1, size - 1) != b"\n":  # the last writer died within a line
             _append(file, "\n")
         return True
 
 
-def read_trials(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
-    """Read a log; a line that is not a JSON object is where a writer died, and is skipped.
+def add_line(path: Path, run: Run, line: Line) -> None:
+    """Add a line to a log that another process of the run has begun.
+
+    Raises:
+        RecordError: The line has no JSON form, or the file cannot be written.
+    """
+    text = jsontext.compact({**typed.plain(line), **run.stamp()}) + "\n"
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            _append(file, text)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def read_log(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
+    """Read a log, events included; a line that is not a JSON object is where a writer died, and is skipped.
 
     Raises:
         RecordError: The file cannot be opened, or its first line is not a header.
@@ -130,24 +268,75 @@ def read_trials(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
         first, *others = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from None
-    value = jsontext.load(first.decode(errors="replace"), f"{path}, line 1")
+    header, value = _header(first, path)
+    lines = (_object(line) for line in others if line)
+    return header, [line for line in lines if line is not None and line != value]
+
+
+def read_header(path: Path) -> TrialHeader:
+    """Read what the trials of a log belong to, and nothing else of it.
+
+    Raises:
+        RecordError: As for `read_log`.
+    """
+    try:
+        with path.open("rb") as file:
+            return _header(file.readline(), path)[0]
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _header(line: bytes, path: Path) -> tuple[TrialHeader, object]:
+    """Read the first line of a log: the header, and the line as it stands there."""
+    value = jsontext.load(line.decode(errors="replace"), f"{path}, line 1")
     typed.refuse_newer(value, TRIALS_SCHEMA, path)
-    header = typed.build(TrialHeader, value, f"{path}, line 1")
-    trials = (_trial(line) for line in others)
-    return header, [trial for trial in trials if trial is not None and trial != value]
+    return typed.build(TrialHeader, _migrated(value), f"{path}, line 1"), value
 
 
-def _set_aside(path: Path) -> None:
-    """Rename a locked log so that none kept before is lost."""
+def read_trials(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
+    """Read what became of the candidates of a log, in the order in which it became known.
+
+    Raises:
+        RecordError: As for `read_log`.
+    """
+    header, lines = read_log(path)
+    return header, [line for line in lines if "event" not in line]
+
+
+def deaths(logs: Sequence[Iterable[Line]]) -> Counter[str]:
+    """Count for each candidate, by id, the runs that died while it was on a GPU: those that have no end.
+
+    Args:
+        logs: Lines of the logs that were written together, one log a family.
+    """
+    ended: set[str] = set()
+    running: set[tuple[str, str]] = set()
+    for line in (line for log in logs for line in log):
+        run, candidate = str(line.get("run")), str(line.get("id"))
+        if line.get("event") == "end":
+            ended.add(run)
+        elif line.get("event") == "started":
+            running.add((run, candidate))
+        elif "outcome" in line:
+            running.discard((run, candidate))
+    return Counter(candidate for run, candidate in running if run not in ended)
+
+
+def _migrated(value: object) -> object:
+    """Give the header of schema 1 what it did not say."""
+    if not (isinstance(value, dict) and value.get("schema") == 1):
+        return value
+    return {"driver": None, "flags": [], "l2": "warm", **value}
+
+
+def _kept(path: Path) -> Path:
+    """Name what a log is renamed to so that none kept before is lost."""
     stem = path.name.removesuffix(".trials.jsonl")
-    for number in count(1):
-        kept = path.with_name(f"{stem}.old{number if number > 1 else ''}.trials.jsonl")
-        if not kept.exists():
-            os.rename(path, kept)
-            return
+    names = (path.with_name(f"{stem}.old{n if n > 1 else ''}.trials.jsonl") for n in count(1))
+    return next(name for name in names if not name.exists())
 
 
-def _trial(line: bytes) -> dict[str, Any] | None:
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
         value = jsontext.load(line.decode(), "trial")
     except (RecordError, UnicodeDecodeError):

@@ -143,13 +143,22 @@ def _accepts(hint: Any) -> tuple[type, ...]:
     return (bare,) if bare in _NOUNS else (dict,)
 
 
+@cache
+def _takers(hint: Any) -> dict[type, tuple[Any, Limit]]:
+    """Each type that a hint takes, to the option that takes it."""
+    takers: dict[type, tuple[Any, Limit]] = {}
+    for option in _options(hint):
+        for kind in _accepts(option):
+            takers.setdefault(kind, _bare(option))
+    return takers
+
+
 def _read(value: object, hint: Any, at: str) -> object:
-    options = _options(hint)
-    chosen = next((option for option in options if type(value) in _accepts(option)), None)
-    if chosen is None:
-        wanted = " or ".join(_wanted(option) for option in options)
+    taker = _takers(hint).get(type(value))
+    if taker is None:
+        wanted = " or ".join(_wanted(option) for option in _options(hint))
         raise _FaultError(at, f"expected {wanted}, got {_got(value)}")
-    bare, limit = _bare(chosen)
+    bare, limit = taker
     if isinstance(value, dict):
         return _read_object(value, bare, at) if is_dataclass(bare) else _read_mapping(value, bare, at)
     if isinstance(value, list):

@@ -11,8 +11,10 @@ Limits:
       memory never ends; waiting at barriers, mbarriers and warp-wide instructions works.
     - A thread that has ended counts as present at later barriers, as on the hardware since Volta.
     - FMA, +, -, *, / and sqrt round once, as IEEE 754 and PTX say. exp2, log2, sin, cos, tanh, rsqrt and
-      approximate division are more exact than the hardware's; mma.sync sums in float64.
-    - Not known: ldmatrix, wgmma, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
+      approximate division are more exact than the hardware's; so are sums of the tensor cores (`tensor`).
+    - wgmma is known for TF32 with the 128-byte swizzle; that warps run its fence where registers need it is
+      only seen in part.
+    - Not known: ldmatrix, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
       float16 FMA, printf, calls of functions that are not inlined. They are refused by name.
 """
 

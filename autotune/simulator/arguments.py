@@ -24,8 +24,8 @@ def check_launch(kernel: Kernel, grid: Extent, block: Extent, shared_bytes: int)
         UsageError: An extent is not positive, or the block has more threads than the kernel allows.
     """
     for name, extents in (("grid", grid), ("block", block)):
-        if len(extents) != 3 or min(extents) < 1:
-            raise UsageError(f"{name} {tuple(extents)} is no launch: give three extents of at least 1")
+        if not isinstance(extents, Sequence) or len(extents) != 3 or min(extents) < 1:
+            raise UsageError(f"{name} {extents} is no launch: give three extents of at least 1")
     threads = block[0] * block[1] * block[2]
     limit = kernel.max_threads or 1024
     if threads > limit:

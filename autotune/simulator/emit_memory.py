@@ -166,7 +166,8 @@ def _mbarrier(e: Emitter, x: Instruction) -> None:
 def _fence(e: Emitter, x: Instruction) -> None:
     if "proxy" in x.parts and "async" not in x.parts:
         raise e.unsupported(x)
-    e.statement("pass")
+    to_tensor_cores = "proxy" in x.parts and "global" not in x.parts
+    e.statement(f"M.fence_proxy({e.active})" if to_tensor_cores else "pass")
 
 
 def _createpolicy(e: Emitter, x: Instruction) -> None:

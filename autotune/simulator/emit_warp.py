@@ -70,7 +70,7 @@ def _mma(e: Emitter, x: Instruction) -> None:
         "[" + ", ".join(e.read(name, kind) for name in names) + "]"
         for names, kind in ((a, "b32"), (b, "b32"), (c, "f32"))
     ]
-    e.statement(f"t = warp.mma_m16n8k8_tf32(M.lanes, {', '.join(lists)})")
+    e.statement(f"t = mma_m16n8k8_tf32(M.lanes.count, {', '.join(lists)})")
     for number, name in enumerate(target):
         e.write(name, "f32", f"t[{number}]")
 

@@ -14,6 +14,7 @@ FaultKind = Literal[
     "shared-race",
     "uninitialised-read",
     "async-copy",
+    "async-product",
     "divergent-barrier",
     "divergent-warp",
     "write-conflict",
@@ -33,6 +34,7 @@ class Fault:
             memory that may not be written), shared-race (two threads touch one shared word, one of them
             writes, no barrier lies between), uninitialised-read (of shared memory that nothing wrote),
             async-copy (data of ``cp.async`` used before its wait, or before a barrier in another thread),
+            async-product (operands of ``wgmma`` changed before its wait, or not fenced before it),
             divergent-barrier (the threads of a block wait at different barriers), divergent-warp (a warp
             operation waits for lanes that never arrive), write-conflict (two blocks store to one global
             address), endless-loop (the step limit was reached), deadlock, trap.

@@ -10,6 +10,7 @@ import numpy as np
 from autotune.simulator.faults import Fault, FaultKind, Stop
 
 WARP = 32
+WARPGROUP = 4  # warps
 Extent = tuple[int, int, int]
 
 

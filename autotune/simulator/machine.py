@@ -8,7 +8,6 @@ import numpy as np
 
 from autotune.simulator.async_copies import AsyncCopies
 from autotune.simulator.barriers import BARRIERS, Barriers
-from autotune.simulator.bulk import BulkCopies
 from autotune.simulator.counters import Tally
 from autotune.simulator.faults import Stop
 from autotune.simulator.lanes import WARP, Extent, Lanes
@@ -19,6 +18,7 @@ from autotune.simulator.ptx import Instruction
 from autotune.simulator.races import RaceDetector
 from autotune.simulator.registers import bytes_per_lane
 from autotune.simulator.shared import SharedMemory
+from autotune.simulator.wgmma import Warpgroups, Wgmmas
 
 MAX_LANES = 8192  # threads that run at once
 GROUP_BYTES = (
@@ -29,7 +29,7 @@ MAX_STEPS = 1_000_000  # basic blocks that one group of threads may execute
 _SHADOW_BYTES = 33  # kept with checks for each unit of shared memory whose races are told apart
 
 
-class Machine(BulkCopies):
+class Machine(Warpgroups):
     """Runs the blocks of one launch in groups; every array spans the lanes of one group.
 
     While all living lanes stand at one basic block, it runs as a whole. Where they part, the lanes at the
@@ -100,11 +100,14 @@ class Machine(BulkCopies):
         self.mbarriers = (
             MBarriers(self.lanes, len(self.shared.storage)) if self.program.uses_mbarriers else None
         )
+        self.wgmmas = Wgmmas(self.lanes) if self.program.uses_wgmma else None
         self.races = None
         if self.checks:
             self.races = RaceDetector(self.lanes, self.shared, self.async_copies, self.mbarriers)
         if self.races is not None and self.program.syncs_warps:
             self.races.use_warp_sync()
+        if self.races is not None and self.program.uses_wgmma:
+            self.races.use_proxies()
 
     def _execute(self) -> None:
         """Run the group to its end."""
@@ -180,7 +183,7 @@ class Machine(BulkCopies):
         mask = self.alive & ~self.barriers.waiting & ~self.yielded & (self.place == number)
         members = self.program.blocks[number].members
         if members is not None:
-            complete = self._warps_complete(members, mask)
+            complete = self._warps_complete(members, mask, self.program.blocks[number].warps)
             self.parked |= mask & ~complete
             mask &= complete
             self.parked &= ~mask
@@ -296,14 +299,24 @@ class Machine(BulkCopies):
         message = f"the threads of the block wait at different barriers ({many})"
         return self.lanes.stop("divergent-barrier", message, lines[rare], lane)
 
-    def _warps_complete(self, members: str, mask: Any) -> Any:
-        """Tell which lanes' warps have all the lanes that a warp-wide instruction names, ``[lanes]`` bool."""
+    def _warps_complete(self, members: str, mask: Any, warps: int) -> Any:
+        """Tell which lanes' warps have all the lanes that a warp-wide instruction names, ``[lanes]`` bool.
+
+        With several warps, all living ones among as many, counted from the block's first, must be there.
+        """
         named = self._operand(members).reshape(-1, WARP)
         bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
         here = mask.reshape(-1, WARP)
         wanted = np.bitwise_or.reduce(np.where(here, named, np.uint32(0)), axis=1)
         missing = ((wanted[:, None] & bits) != 0) & self.alive.reshape(-1, WARP) & ~here
-        return np.repeat(~missing.any(axis=1), WARP)
+        incomplete = missing.any(axis=1)
+        if warps > 1:
+            absent = self.alive.reshape(-1, WARP).any(axis=1) & ~here.any(axis=1)
+            per_block = self.lanes.stride // WARP
+            number = np.arange(len(here))
+            group = number // per_block * per_block + number % per_block // warps
+            incomplete = np.isin(group, group[incomplete | absent])
+        return np.repeat(~incomplete, WARP)
 
     def _stuck(self) -> Stop:
         """Nobody can run: name the barrier or the warp-wide instruction that never completes."""

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from autotune.simulator import emit_arithmetic, emit_bits, emit_memory, emit_moves, emit_warp
+from autotune.simulator import (
+    emit_arithmetic,
+    emit_bits,
+    emit_memory,
+    emit_moves,
+    emit_warp,
+    emit_wgmma,
+)
 from autotune.simulator.emitter import Emitter, Handler
 from autotune.simulator.ptx import Instruction
 
@@ -12,9 +19,10 @@ _HANDLERS: dict[str, Handler] = {
     **emit_moves.HANDLERS,
     **emit_memory.HANDLERS,
     **emit_warp.HANDLERS,
+    **emit_wgmma.HANDLERS,
 }
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
-_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "elect")
+_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "elect", "wgmma")
 
 
 def is_warp_wide(x: Instruction) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator import arithmetic, fma, warp
+from autotune.simulator import arithmetic, fma, tensor, warp
 from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Emitter
 from autotune.simulator.faults import UnsupportedPTX
+from autotune.simulator.lanes import WARPGROUP
 from autotune.simulator.opcodes import emit, is_control, is_warp_wide
 from autotune.simulator.ptx import Instruction, Kernel, parse_kernel
 
@@ -39,12 +40,14 @@ class Block:
         stop: Index behind the last one, the control transfer left out.
         control: The control transfer that ends it, None if it just runs on.
         members: Operand with the lane mask of the warp-wide instruction it begins with, if it does.
+        warps: Warps that must come to that instruction together.
     """
 
     start: int
     stop: int
     control: Instruction | None
     members: str | None
+    warps: int = 1
 
 
 class Program:
@@ -58,6 +61,7 @@ class Program:
         shared_unit: Bytes of the smallest access to shared memory, 1 to 4.
         global_unit: Bytes of the smallest store to global memory, 1 to 4.
         uses_mbarriers: Whether the kernel has mbarriers.
+        uses_wgmma: Whether the kernel has products of warpgroups.
         syncs_warps: Whether the kernel calls __syncwarp().
     """
 
@@ -72,7 +76,7 @@ class Program:
         self._namespace.update(
             {
                 name: value
-                for name, value in (vars(arithmetic) | vars(fma)).items()
+                for name, value in (vars(arithmetic) | vars(fma) | vars(tensor)).items()
                 if callable(value) and name[0] != "_"
             }
         )
@@ -81,6 +85,7 @@ class Program:
         self.shared_unit = self._smallest("shared", ("ld", "st", "atom", "red"))
         self.global_unit = self._smallest("global", ("st",))
         self.uses_mbarriers = any(x.parts[0] == "mbarrier" for x in kernel.instructions)
+        self.uses_wgmma = any(x.parts[0] == "wgmma" for x in kernel.instructions)
         self.syncs_warps = any(x.parts[:3] == ("bar", "warp", "sync") for x in kernel.instructions)
 
     def _check_names(self) -> None:
@@ -159,8 +164,9 @@ class Program:
             control = last if is_control(last) else None
             members = None
             if is_warp_wide(first):
-                members = "0xffffffff" if first.parts[0] == "mma" else first.operands[-1]
-            self.blocks.append(Block(start, stop - (control is not None), control, members))
+                members = "0xffffffff" if first.parts[0] in ("mma", "wgmma") else first.operands[-1]
+            warps = WARPGROUP if first.parts[0] == "wgmma" else 1
+            self.blocks.append(Block(start, stop - (control is not None), control, members, warps))
 
     def function(self, number: int, masked: bool) -> BlockFunction:
         """Return the function of a block: ``function(machine, mask)``."""

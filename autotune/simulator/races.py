@@ -17,6 +17,7 @@ from autotune.simulator.emitter import Access
 from autotune.simulator.faults import FaultKind, Stop
 from autotune.simulator.lanes import WARP, Lanes
 from autotune.simulator.mbarriers import MBarriers
+from autotune.simulator.proxies import Proxies
 from autotune.simulator.shared import Pattern, SharedMemory
 
 NOTHING = 1 << 62  # nothing wrote this unit
@@ -40,6 +41,11 @@ class RaceDetector:
         self.warp_sync = np.zeros(lanes.count // WARP, np.int64)  # times each warp was synchronised
         self.write_sync: Any = None
         self.read_sync: Any = None
+        self.proxies: Proxies | None = None
+
+    def use_proxies(self) -> None:
+        """Watch what the tensor cores read past the path of ordinary accesses."""
+        self.proxies = Proxies(self.lanes, self.shared, self.copies)
 
     def use_warp_sync(self) -> None:
         """Take __syncwarp() into account: it orders the accesses of one warp."""
@@ -110,6 +116,8 @@ class RaceDetector:
             ticket: It is a bulk copy: the number of its mbarrier and the phase it belongs to.
         """
         start = self._start(found)
+        if self.proxies is not None:
+            self.proxies.write(access, found, in_flight, ticket is not None)
         crowd = found.who >= self.lanes.stride
         if crowd.any():
             raise self._stop(

@@ -1,4 +1,4 @@
-"""Turns the registers of whole warps into shuffles, votes, reductions and matrix products."""
+"""Turns the registers of whole warps into shuffles, votes and reductions."""
 
 from __future__ import annotations
 
@@ -112,37 +112,3 @@ def reduce(operation: str, lanes: Lanes, value: Any, members: Any, mask: Any) ->
     chosen = np.where(_active(lanes, members, mask), register[:, None, :], kind.type(neutral[operation]))
     total: Any = ufunc.reduce(chosen, axis=2, dtype=kind)
     return total.reshape(-1)
-
-
-def mma_m16n8k8_tf32(lanes: Lanes, a: list[Any], b: list[Any], c: list[Any]) -> list[Any]:
-    """Multiply A[16, 8] by B[8, 8] and add C[16, 8] in every warp.
-
-    The fragments are laid out as PTX states for m16n8k8 with .tf32; the lower 13 bits of A and B are
-    ignored. The products are summed in float64 and rounded once, which tensor cores do not promise.
-
-    Args:
-        lanes: Geometry.
-        a: 4 registers with TF32 bits.
-        b: 2 registers with TF32 bits.
-        c: 4 registers, float32.
-
-    Returns:
-        4 registers of D, float32.
-    """
-    group, member = np.arange(WARP) >> 2, np.arange(WARP) & 3
-    warps = lanes.count // WARP
-
-    def tf32(register: Any) -> Any:
-        bits = np.ascontiguousarray(_rows(lanes, register)) & np.uint32(0xFFFFE000)
-        return bits.view(np.float32).astype(np.float64)
-
-    left, right, total = np.zeros((warps, 16, 8)), np.zeros((warps, 8, 8)), np.zeros((warps, 16, 8))
-    for number, register in enumerate(a):
-        left[:, group + 8 * (number & 1), member + 4 * (number >> 1)] = tf32(register)
-    for number, register in enumerate(b):
-        right[:, member + 4 * number, group] = tf32(register)
-    places = [(group + 8 * (number >> 1), 2 * member + (number & 1)) for number in range(4)]
-    for (row, column), register in zip(places, c, strict=True):
-        total[:, row, column] = _rows(lanes, register)
-    result = (left @ right + total).astype(np.float32)
-    return [result[:, row, column].reshape(-1) for row, column in places]

@@ -1,12 +1,12 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   BM64-TM8-LM4-BN128-TN8-VM4-VN4-BK16-cp_async-stages3-transpose_a1-vec_a1-vec_b4-vec_c4-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m8-min_blocks1
-// template b97ca8785bc03358
+// config   BM64-TM8-LM4-BN128-TN8-VM4-VN4-BK16-split_k1-warps_k1-cp_async-stages3-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m8-min_blocks1
+// template 7faf441cbc143faf
 
 // The problem.
-constexpr int m = 1024;  // rows of C
-constexpr int n = 1024;  // columns of C
-constexpr int k = 1024;  // length of a dot product
-constexpr long long lda = 1024, ldb = 1024, ldc = 1024;  // floats from one stored row to the next
+constexpr int m = 4096;  // rows of C
+constexpr int n = 4096;  // columns of C
+constexpr int k = 4096;  // length of a dot product
+constexpr long long lda = 4096, ldb = 4096, ldc = 4096;  // floats from one stored row to the next
 
 // The choice.
 constexpr int BM = 64, BN = 128;  // block tile of C
@@ -23,8 +23,8 @@ constexpr int group_m = 8;  // rows of tiles worked on together
 constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
 constexpr int warps_n = BN / WN;
 constexpr int num_threads = 32 * (BM / WM) * warps_n;
-constexpr int tiles_m = 16, tiles_n = 8;  // block tiles of C
-constexpr int tiles_k = 64;  // steps along k
+constexpr int tiles_m = 64, tiles_n = 32;  // block tiles of C
+constexpr int tiles_k = 256;  // steps along k
 constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
 constexpr int Bs_row = BN;
 constexpr int As_stage = BK * As_row;  // floats of one buffer

@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   BM32-TM4-LM8-BN32-TN4-VM4-VN4-BK32-cp_async-stages3-transpose_a1-vec_a1-vec_b4-vec_c4-smem_pad4-exact-fragment_pipeline1-unroll_stages1-row-group_m8-min_blocks1
-// template b97ca8785bc03358
+// config   BM32-TM4-LM8-BN32-TN4-VM4-VN4-BK32-split_k1-warps_k1-cp_async-stages3-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// template 7faf441cbc143faf
 
 // The problem.
 constexpr int m = 128;  // rows of C
@@ -17,7 +17,7 @@ constexpr int VM = 4, VN = 4;  // contiguous fragments of a thread's rows and co
 constexpr int stages = 3;  // shared-memory buffers
 constexpr int vec_a = 1, vec_b = 4, vec_c = 4;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
-constexpr int group_m = 8;  // rows of tiles worked on together
+constexpr int group_m = 1;  // rows of tiles worked on together
 
 // What follows from it.
 constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
@@ -89,7 +89,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // their tiles of A and B in L2.
     constexpr int group_tiles = group_m * tiles_n;
     const int group = blockIdx.x / group_tiles, in_group = blockIdx.x % group_tiles;
-    const int group_rows = min(group_m, tiles_m - group * group_m);
+    constexpr int group_rows = group_m;
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
@@ -147,13 +147,15 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
                 &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
     };
 
-    // acc += reg_m x reg_n, row by row.
+    // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
     auto multiply = [&](int half) {
         #pragma unroll
         for (int i = 0; i < TM; ++i)
             #pragma unroll
-            for (int j = 0; j < TN; ++j)
+            for (int step = 0; step < TN; ++step) {
+                const int j = i % 2 ? TN - 1 - step : step;
                 acc[i][j] += reg_m[half][i] * reg_n[half][j];
+            }
     };
 
     // Fill every buffer but one.

@@ -37,6 +37,7 @@ ALPHA, BETA = 0.75, -0.5
 EXACT, GUARDED, ODD = (256, 256, 64), (250, 250, 60), (253, 251, 61)
 NARROW = {"edge": "guarded", "vec_a": 1, "vec_b": 1, "vec_c": 1}
 FIRST = {
+    **{name: values[0] for name, values in Space.load("sgemm").parameters.items()},
     "BM": 16, "TM": 1, "LM": 4, "BN": 16, "TN": 1, "VM": 1, "VN": 1, "BK": 16, "loader": "reg", "stages": 1,
     "transpose_a": 0, "vec_a": 1, "vec_b": 1, "vec_c": 1, "smem_pad": 0, "edge": "exact",
     "fragment_pipeline": 0, "unroll_stages": 0, "ffma_order": "row", "group_m": 1, "min_blocks": 1,

@@ -1,0 +1,240 @@
+"""``autotune bench``: the stored winners of a suite against cuBLAS and the best of cuBLASLt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.cli.options import cache_option, json_option
+from autotune.cli.shapes import shape_options, shapes_of
+from autotune.errors import Rejected, TuningError, UsageError
+from autotune.problem import Math, Problem
+
+if TYPE_CHECKING:
+    from autotune.bench import Report, Row
+    from autotune.gpu.bench_worker import Library
+
+NAMES: dict[Library, str] = {
+    "cublas": "cuBLAS",
+    "cublaslt": "best cuBLASLt",
+    "cublas_tf32": "cuBLAS TF32",
+}
+_UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tensor cores' TF32"}
+
+
+@click.command()
+@shape_options
+@click.option("--cold", is_flag=True, help="Keep operands out of the L2 cache; replay all as CUDA graphs.")
+@click.option(
+    "--back-to-back",
+    is_flag=True,
+    help="Launch all one by one; without it kernels below 30 us are replayed as CUDA graphs.",
+)
+@click.option("--seed", type=int, help="Of the operands; drawn anew when not given.")
+@click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
+@click.option(
+    "--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write the table into this file."
+)
+@cache_option
+@json_option
+def command(
+    problem: Problem | None,
+    suite: str | None,
+    only: tuple[str, ...],
+    maths: tuple[Math, ...],
+    cold: bool,
+    back_to_back: bool,
+    seed: int | None,
+    ordinal: int,
+    markdown: Path | None,
+    root: Path | None,
+    as_json: bool,
+) -> None:
+    """Time stored winners against cuBLAS's default and the fastest algorithm of cuBLASLt, in one run.
+
+    Every kernel is first checked in full against float64; then all run in turns on the same operands. Nothing
+    is tuned: a shape without a record is listed with the command that makes one. With --math 3xtf32 cuBLAS
+    runs in TF32 too, and relative errors are shown.
+    """
+    if cold and back_to_back:
+        raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
+    shapes = shapes_of(problem, suite, only, maths)
+    from autotune.bench import bench
+
+    report = bench(
+        shapes,
+        ordinal=ordinal,
+        cold=cold,
+        method="back-to-back" if back_to_back else None,
+        seed=seed,
+        root=root,
+        tell=lambda row: click.echo(told(row), err=True),
+    )
+    if markdown is not None:
+        markdown.write_text(table(report), "utf-8")
+    if as_json:
+        click.echo(json.dumps(report.plain(), indent=2))
+    else:
+        show(report)
+    if not report.timed:
+        missing = sum(1 for row in report.rows if row.missing)
+        raise TuningError(
+            f"none of {len(report.rows)} shapes could be timed: {missing} have no record, "
+            f"{len(report.rows) - missing} failed"
+        )
+
+
+def told(row: Row) -> str:
+    """Say in one line what became of a shape."""
+    name = f"{row.shape.id}: " if row.shape.id != str(row.shape.problem) else ""
+    head = f"{name}{row.shape.problem}"
+    if row.missing:
+        return f"{head}: {row.missing}: run 'autotune tune {row.shape.problem.cli_flags()}'"
+    if row.measured is None:
+        kind, why = (row.failure.kind, row.failure.why) if row.failure else ("", "")
+        return f"{head}: FAILED, {kind}: {why}"
+    line = f"{head}: {row.measured.timing.median_ms:.4g} ms"
+    for library, title in NAMES.items():
+        found = row.libraries.get(library)
+        if isinstance(found, Rejected):
+            line += f"; {title} failed, {found.kind}: {found.why}"
+        elif found is not None:
+            line += f"; {row.versus(library):.3f} x {title}"
+    return line
+
+
+def caption(report: Report) -> str:
+    """Say in one line where, with what and when the report was made."""
+    facts = report.facts
+    libraries = f"cuBLAS {facts.cublas}" if facts.cublas else "no cuBLAS"
+    method = "operands cold, replayed as CUDA graphs" if report.cold else "warm L2"
+    return (
+        f"{facts.device.name}, driver {facts.driver}, {libraries}, NVRTC {report.nvrtc}, "
+        f"{report.created[:10]}; {method}, medians, in turns in one run; copy {facts.copy_gbs:,.0f} GB/s"
+    )
+
+
+def table(report: Report) -> str:
+    """Write the report as a Markdown table with its caption."""
+    versus = [f"vs {NAMES[library]}" for library in report.libraries]
+    columns = ["shape", "ms", "TFLOP/s", *versus, "% of floor", *_error_columns(report)]
+    lines = [f"{caption(report)}.", "", _line(columns), _line(["---"] * len(columns))]
+    for row in report.rows:
+        name = _name(row)
+        if row.measured is None:
+            lines.append(_line([name, _status(row), *[""] * (len(columns) - 2)]))
+            continue
+        cells = [f"{row.measured.timing.median_ms:.4g}", _number((row.gflops or 0) / 1000, ".1f")]
+        cells += [_number(row.versus(library), ".2f") for library in report.libraries]
+        lines.append(_line([name, *cells, _percent(report.share(row)), *_errors(report, row)]))
+    for mean in report.means:
+        if mean.shapes:
+            ratios = [_number(mean.versus[library], ".2f") for library in report.libraries]
+            name = f"geometric mean, {mean.group} ({mean.shapes})"
+            others = [""] * len(_error_columns(report))
+            lines.append(_line([name, "", "", *ratios, _percent(mean.floor), *others]))
+    return "\n".join([*lines, ""])
+
+
+def _line(cells: list[str]) -> str:
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+
+
+def _error_columns(report: Report) -> list[str]:
+    """Head the columns of relative errors; there are none where all compute in FP32."""
+    return ["error", "of cuBLAS", "of cuBLAS TF32"] if "cublas_tf32" in report.libraries else []
+
+
+def _errors(report: Report, row: Row) -> list[str]:
+    """Give a shape's relative errors, in the Frobenius norm, against float64."""
+    if not _error_columns(report):
+        return []
+    ours = None if row.measured is None else row.measured.verdict.error
+    names: tuple[Library, ...] = ("cublas", "cublas_tf32")
+    theirs = [None if (found := row.baseline(name)) is None else found.error for name in names]
+    return [_number(error, ".1e") for error in (ours, *theirs)]
+
+
+def show(report: Report) -> None:
+    """Print the shapes, the geometric means, and which kernels ran."""
+    from autotune.cli.tables import make_console, make_table
+
+    console = make_console()
+    console.print(f"{caption(report)}\n")
+    versus = [f"vs {NAMES[library].removeprefix('best ')}" for library in report.libraries]
+    errors = _error_columns(report)
+    shapes = make_table("shape", "group", "ms", "TFLOP/s", "GB/s", *versus, "of floor", *errors)
+    for column in shapes.columns[2:]:
+        column.justify = "right"
+    for row in report.timed:
+        assert row.measured is not None
+        shapes.add_row(
+            _name(row),
+            row.shape.group,
+            f"{row.measured.timing.median_ms:.4g}",
+            _number((row.gflops or 0) / 1000, ".2f"),
+            _number(row.gbs, ",.0f"),
+            *(_number(row.versus(library), ".3f") for library in report.libraries),
+            _percent(report.share(row)),
+            *_errors(report, row),
+        )
+    for mean in report.means:
+        if mean.shapes and report.timed:
+            ratios = (_number(mean.versus[library], ".3f") for library in report.libraries)
+            name = f"geometric mean of {mean.shapes}"
+            shapes.add_row(name, mean.group, "", "", "", *ratios, _percent(mean.floor), *("" for _ in errors))
+    if report.timed:
+        console.print(shapes)
+        _worst(report)
+        console.print()
+        _kernels(report)
+    others = [row for row in report.rows if row.measured is None]
+    if others:
+        click.echo("\nnot timed:" if report.timed else "not timed:")
+    for row in others:
+        click.echo(f"  {told(row)}")
+
+
+def _worst(report: Report) -> None:
+    for library, title in NAMES.items():
+        row = report.worst(library)
+        if row is not None:
+            click.echo(f"worst against {title}: {_name(row)}, {row.versus(library):.3f}")
+    maths: tuple[Math, ...] = tuple({row.shape.problem.math: None for row in report.timed}) or ("ffma",)
+    peaks = [f"{report.facts.device.peak(math) / 1000:.1f} TFLOP/s ({_UNITS[math]}" for math in maths]
+    click.echo(
+        f"floor: the longer of 2mnk / {'), or '.join(peaks)} at their highest clock) and "
+        f"bytes / {report.facts.copy_gbs:,.0f} GB/s (a copy, timed in this run)"
+    )
+
+
+def _kernels(report: Report) -> None:
+    """List what ran: our config, and the kernels that the libraries chose."""
+    for row in report.timed:
+        assert row.winner is not None
+        click.echo(f"{_name(row)}: {row.winner.space.family} {row.winner.config.id}")
+        for library, title in NAMES.items():
+            found = row.baseline(library)
+            if found is not None:
+                of = f", of {found.algorithms} algorithms" if library == "cublaslt" else ""
+                click.echo(f"  {title} {found.timing.median_ms:.4g} ms{of}: {found.kernel or 'not told'}")
+
+
+def _name(row: Row) -> str:
+    named = row.shape.id != str(row.shape.problem)
+    return f"{row.shape.id} {row.shape.problem}" if named else row.shape.id
+
+
+def _status(row: Row) -> str:
+    return "no record" if row.failure is None else f"failed: {row.failure.kind}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"

@@ -1,0 +1,434 @@
+"""``autotune cache``: the stored records, listed, proved anew, pruned, handed on and taken in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.cli.options import cache_option, json_option, problem_options
+from autotune.cli.show import command as show
+from autotune.errors import AutotuneError, ConfigError, DeviceError, RecordError, RecordMissing, SpaceError
+from autotune.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.audit import Finding
+    from autotune.records.schema import Record
+
+# What `prune` can remove: option, where it lies, what it is.
+PRUNABLE = {
+    "bad": (("*/*.bad", "*/estimated/*.bad"), "records that were broken or failed, set aside"),
+    "old": (
+        ("*/*.old*.trials.jsonl", "*/estimated/*.old*.trials.jsonl"),
+        "trials of earlier code or devices",
+    ),
+    "trials": (("*/*.trials.jsonl", "*/estimated/*.trials.jsonl"), "trials, from which a search resumes"),
+    "tmp": (("*/.*.tmp", "*/estimated/.*.tmp", "compiled/.*.tmp"), "files of writers that died"),
+    "estimated": (("*/estimated/*.json",), "records that nobody measured"),
+    "compiled": (("compiled/*",), "machine code and sources, which can be compiled again"),
+}
+TMP_AGE_S = 600.0  # a younger temporary file may still have a writer
+
+
+@click.group()
+def command() -> None:
+    """Look after the stored records: list, show, verify, prune, export, import, path."""
+
+
+command.add_command(show, "show")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record file that could be read."""
+
+    path: Path
+    record: Record
+    shipped: bool
+
+
+# --- path -------------------------------------------------------------------------------------------------
+
+
+@command.command("path")
+@cache_option
+@json_option
+def path_command(root: Path | None, as_json: bool) -> None:
+    """Print the folder of records, and what else kernels are served from."""
+    from autotune.depot import Depot
+
+    own, shipped, depot = _own(root), _shipped(root), Depot(root)
+    if as_json:
+        parts = {"records": own, "shipped": shipped, "compiled": depot.folder}
+        click.echo(
+            json.dumps({name: None if path is None else str(path) for name, path in parts.items()}, indent=2)
+        )
+        return
+    click.echo(own)
+    if shipped is not None:
+        click.echo(f"beneath it lie the records that came with the package: {shipped}", err=True)
+    size = sum(facts.st_size for _, facts in depot.entries())
+    limit = f"{depot.limit_bytes >> 20} MiB"
+    click.echo(f"compiled kernels: {depot.folder}, {_mebibytes(size)} of at most {limit}", err=True)
+
+
+# --- list -------------------------------------------------------------------------------------------------
+
+
+@command.command("list")
+@cache_option
+@json_option
+def list_command(root: Path | None, as_json: bool) -> None:
+    """List the records, those of the package too, and say which no longer describe their code."""
+    from autotune.cli.tables import make_console, make_table
+
+    found = [(entry, _state(entry, root)) for entry in _entries(root)]
+    if as_json:
+        click.echo(json.dumps([_row(entry, state) for entry, state in found], indent=2))
+        return
+    if not found:
+        click.echo(f"{_own(root)} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
+        return
+    table = make_table("device", "family", "problem", "ms", "TFLOP/s", "vs cuBLAS", "state", "created")
+    for entry, state in found:
+        record = entry.record
+        table.add_row(
+            record.device.name,
+            record.family,
+            str(record.problem),
+            f"{record.timing.median_ms:.5g}" if record.timing else "-",
+            f"{record.gflops / 1000:.2f}" if record.gflops else "-",
+            f"{record.vs_cublas:.3f}" if record.vs_cublas else "-",
+            state,
+            record.created[:10],
+        )
+    make_console().print(table)
+
+
+def _state(entry: Entry, root: Path | None) -> str:
+    """Say in a word or two whether a record can serve."""
+    from autotune.audit import staleness
+
+    words = ["shipped"] if entry.shipped else []
+    if entry.record.evidence == "estimated":
+        words.append("estimated")
+    try:
+        words += ["stale"] if staleness(entry.record, root) else []
+    except SpaceError:
+        words.append("of your own family")
+    return ", ".join(words) or "serves"
+
+
+def _row(entry: Entry, state: str) -> dict[str, Any]:
+    record = entry.record
+    return {
+        "path": str(entry.path),
+        "device": record.device.name,
+        "family": record.family,
+        "problem": vars(record.problem),
+        "evidence": record.evidence,
+        "median_ms": record.timing.median_ms if record.timing else None,
+        "vs_cublas": record.vs_cublas,
+        "state": state,
+        "created": record.created,
+    }
+
+
+# --- verify -----------------------------------------------------------------------------------------------
+
+
+@command.command("verify")
+@problem_options(required=False)
+@click.option("--device", "ordinal", type=int, help="CUDA ordinal of a GPU here.")
+@click.option(
+    "--tolerance", type=click.FloatRange(0, 1), help="Share by which a time may differ; default 0.05."
+)
+@click.option("--shipped", is_flag=True, help="Those of the package too; what changed is stored as your own.")
+@click.option("--dry-run", is_flag=True, help="Change no file.")
+@cache_option
+@json_option
+def verify_command(
+    problem: Problem | None,
+    ordinal: int | None,
+    tolerance: float | None,
+    shipped: bool,
+    dry_run: bool,
+    root: Path | None,
+    as_json: bool,
+) -> None:
+    """Prove and time the records of this machine's GPU anew, without a search.
+
+    A record whose code or time changed is written anew; one whose kernel fails is set aside as .bad, unless a
+    finalist of its search can take its place. Records of other GPUs are only read and rendered. Exit code 1
+    when something failed or could not be read.
+    """
+    from autotune.audit import TOLERANCE, audit
+    from autotune.device import current_device
+    from autotune.gpu.worker import GpuWorker
+
+    broken: list[str] = []
+    entries = [
+        entry
+        for entry in _entries(root, broken)
+        if entry.record.timing and entry.shipped <= shipped and problem in (None, entry.record.problem)
+    ]
+    if problem is not None and not entries and not broken:
+        raise RecordMissing(
+            f"{_own(root)} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
+        )
+    try:
+        device = current_device(ordinal or 0)
+    except DeviceError as error:
+        if ordinal is not None:
+            raise
+        device = None
+        click.echo(f"nothing is timed: {error}", err=True)
+    rows, failures = [], len(broken)
+    for entry in entries:
+        here = device is not None and _is_of(entry.record, device)
+        state: str
+        try:
+            if here:
+                finding = audit(
+                    entry.record,
+                    lambda task, cold: GpuWorker(ordinal or 0, task, cold=cold),
+                    tolerance=TOLERANCE if tolerance is None else tolerance,
+                    root=root,
+                )
+                state, why = finding.state, finding.why
+                failures += state == "failed"
+                done = "" if dry_run else _act(entry, finding, root)
+                row = {"before_ms": finding.before_ms, "now_ms": finding.now_ms, "done": done}
+            else:
+                state, why, done, row = *_read_only(entry, root), "", {}
+        except SpaceError as error:
+            state, why, done, row = "unknown", str(error), "", {}
+        rows.append({"path": str(entry.path), "state": state, "why": why, **row})
+        if not as_json:
+            told = "; ".join(part for part in (why, done) if part)
+            click.echo(f"{state:<8} {entry.path.parent.name}/{entry.path.name}{f': {told}' if told else ''}")
+    if as_json:
+        rows += [{"path": None, "state": "broken", "why": why} for why in broken]
+        click.echo(json.dumps(rows, indent=2))
+    if failures:
+        sys.exit(1)
+
+
+def _read_only(entry: Entry, root: Path | None) -> tuple[str, str]:
+    """Say what holds of a record whose GPU is not here."""
+    from autotune.audit import staleness
+
+    why = staleness(entry.record, root)
+    return ("stale", why) if why else ("read", f"not timed: made on {entry.record.device.name}")
+
+
+def _act(entry: Entry, finding: Finding, root: Path | None) -> str:
+    """Write what was found; return what was done, in words."""
+    from autotune import records
+
+    if finding.renewed is None:
+        if entry.shipped:
+            return f"run 'autotune tune {entry.record.problem.cli_flags()}'"
+        return f"renamed to {records.set_aside(entry.path).name}"
+    if finding.renewed is entry.record:
+        return ""
+    records.offer(finding.renewed, over=entry.record, root=root)
+    return "stored as your own" if entry.shipped else "written anew"
+
+
+def _is_of(record: Record, device: Any) -> bool:
+    ours = (device.slug, device.compute_capability, device.sm_count)
+    return ours == (record.device.slug, record.device.compute_capability, record.device.sm_count)
+
+
+# --- prune ------------------------------------------------------------------------------------------------
+
+
+@command.command("prune")
+@click.option("--bad", is_flag=True, help="Broken or failed records that were set aside.")
+@click.option("--old", is_flag=True, help="Trials of earlier code, set aside.")
+@click.option("--trials", is_flag=True, help="All trials; a search then starts anew.")
+@click.option("--tmp", is_flag=True, help="Files of writers that died.")
+@click.option("--estimated", is_flag=True, help="Records that nobody measured.")
+@click.option("--compiled", is_flag=True, help="Machine code and sources, compiled again when needed.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@cache_option
+@json_option
+def prune_command(root: Path | None, dry_run: bool, as_json: bool, **chosen: bool) -> None:
+    """Remove what the options name; without any, say what there is."""
+    from autotune.depot import Depot
+
+    folder = _own(root)
+    asked = [name for name in PRUNABLE if chosen[name]]
+    rows = []
+    for name, (_, meaning) in PRUNABLE.items():
+        files = _prunable(folder, name)
+        size = sum(facts.st_size for _, facts in files)
+        removed = name in asked and not dry_run
+        if removed and name == "compiled":
+            Depot(root).clear()
+        elif removed:
+            for path, _ in files:
+                _remove(path)
+        if name in asked or not asked:
+            rows.append(
+                {"what": name, "meaning": meaning, "files": len(files), "bytes": size, "removed": removed}
+            )
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        did = "removed" if row["removed"] else "would go" if asked else f"--{row['what']}"
+        click.echo(f"{did:<12} {row['files']:6} files, {_mebibytes(row['bytes']):>11}: {row['meaning']}")
+
+
+def _prunable(folder: Path, name: str) -> list[tuple[Path, Any]]:
+    import time
+
+    patterns, _ = PRUNABLE[name]
+    found = {}
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            try:
+                facts = path.stat()
+            except OSError:
+                continue
+            young = name == "tmp" and time.time() - facts.st_mtime < TMP_AGE_S
+            if path.is_file() and not young:
+                found[path] = facts
+    return list(found.items())
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be removed ({error.strerror})") from None
+
+
+# --- export, import ---------------------------------------------------------------------------------------
+
+
+@command.command("export")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@problem_options(required=False)
+@click.option("--estimated", is_flag=True, help="Those that nobody measured too.")
+@cache_option
+@json_option
+def export_command(
+    file: Path, problem: Problem | None, estimated: bool, root: Path | None, as_json: bool
+) -> None:
+    """Write the records into FILE, whose name ends in .tar.gz or .jsonl."""
+    from autotune.records.archive import write_archive
+
+    found = [
+        entry.record
+        for entry in _entries(root)
+        if not entry.shipped
+        and problem in (None, entry.record.problem)
+        and (estimated or entry.record.evidence == "measured")
+    ]
+    if not found:
+        raise RecordMissing(f"{_own(root)} holds no record to export")
+    count = write_archive(found, file)
+    click.echo(json.dumps({"file": str(file), "records": count}) if as_json else f"{count} records in {file}")
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@cache_option
+@json_option
+def import_command(file: Path, root: Path | None, as_json: bool) -> None:
+    """Take the records of FILE in; of two for one problem and device the better one is kept.
+
+    Each record is checked as if it were read; its kernel is not run: 'autotune cache verify' does that. Exit
+    code 1 when one of them is broken, or its config is none of its family.
+    """
+    from autotune.records.archive import read_archive
+
+    rows = []
+    for found in read_archive(file):
+        if isinstance(found, RecordError):
+            rows.append({"state": "broken", "what": str(found)})
+            click.echo(f"autotune: {found}", err=True)
+            continue
+        state = _taken_in(found, root)
+        what = f"{found.device.name}, {found.family}, {found.problem}"
+        rows.append({"state": state, "what": what})
+        if not as_json:
+            click.echo(f"{state:<8} {what}")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    if any(row["state"] in ("broken", "refused") for row in rows):
+        sys.exit(1)
+
+
+def _taken_in(record: Record, root: Path | None) -> str:
+    """Store an imported record if it is better than what is there; say what became of it."""
+    from autotune import records
+    from autotune.render import template_digest
+    from autotune.space import Space
+
+    if record.evidence == "estimated":
+        if records.find(record.device, record.family, record.problem, root=root, estimated=True) is not None:
+            return "kept ours"
+        records.write(record, root=root)
+        return "taken"
+    try:
+        space = Space.load(record.family)
+        today: str | None = template_digest(space)
+    except AutotuneError:  # a family of the user's own
+        today = None
+    else:
+        try:
+            space.config(record.config)
+        except ConfigError as error:
+            click.echo(f"autotune: {record.family}, {record.problem}: {error}", err=True)
+            return "refused"
+    before = records.find(record.device, record.family, record.problem, root=root)
+    stored = records.offer(record, template_digest=today, root=root)
+    return "same" if before == record else "taken" if stored == record else "kept ours"
+
+
+# --- all --------------------------------------------------------------------------------------------------
+
+
+def _entries(root: Path | None, broken: list[str] | None = None) -> Iterator[Entry]:
+    """Read every record file; one that cannot be read is told on stderr, by file and place."""
+    from autotune import records
+
+    for folder, shipped in ((_own(root), False), (_shipped(root), True)):
+        if folder is None:
+            continue
+        for path in [*sorted(folder.glob("*/*.json")), *sorted(folder.glob("*/estimated/*.json"))]:
+            try:
+                yield Entry(path, records.read(path), shipped)
+            except RecordError as error:
+                click.echo(f"autotune: {error}", err=True)
+                if broken is not None:
+                    broken.append(str(error))
+
+
+def _own(root: Path | None) -> Path:
+    from autotune.paths import cache_dir
+
+    return root or cache_dir()
+
+
+def _shipped(root: Path | None) -> Path | None:
+    """Return the folder of the records that came with the package, unless it is the user's own."""
+    from autotune.paths import data_dir
+
+    shipped, own = data_dir("cache"), _own(root)
+    if not shipped.is_dir() or (own.exists() and own.samefile(shipped)):
+        return None
+    return shipped
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,135 @@
+"""Turns the progress of a search into lines, or a live table, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from autotune.campaign import Tuned
+    from autotune.progress import Progress
+
+LOG_EVERY_S = 10.0
+
+
+def watcher() -> Board | Log:
+    """Choose the live table on a terminal, lines elsewhere."""
+    return Board() if sys.stderr.isatty() else Log()
+
+
+def counts(outcomes: Mapping[str, int]) -> str:
+    """Say outcomes in words: "120 measured, 2 compile"."""
+    return ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
+
+
+def _best(progress: Progress) -> str:
+    best = progress.best
+    if best is None:
+        return "none yet"
+    if best.median_ms is None:
+        return f"{best.config.id}, by estimate"
+    rate = progress.problem.flops / best.median_ms / 1e9
+    return f"{best.median_ms:.6g} ms, {rate:.2f} TFLOP/s, {best.config.id}"
+
+
+def _told(tuned: Tuned) -> str:
+    record = tuned.record
+    if record is None or record.timing is None:
+        return f"{tuned.shape.id}: {tuned.why}"
+    compared = "" if record.vs_cublas is None else f", {record.vs_cublas:.3f} x cuBLAS"
+    state = "nothing improves any more" if tuned.settled else "may improve"
+    return f"{tuned.shape.id}: {record.timing.median_ms:.5g} ms{compared}, {record.search.seen} seen, {state}"
+
+
+class Log:
+    """Plain lines on stderr: every stage, every new best, what the user should know, and a sign of life."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._legal = 0
+        self._notes = 0
+        self._best: object = None
+        self._last = 0.0
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def watch(self, progress: Progress) -> None:
+        """Write a line if there is something to say."""
+        if progress.device is None:
+            return
+        now = time.monotonic()
+        for note in progress.notes[self._notes :]:
+            self._say(note)
+        self._notes = len(progress.notes)
+        if progress.stage != self._stage:
+            legal = f", {progress.legal} legal candidates" if progress.legal and not self._legal else ""
+            self._stage, self._legal = progress.stage, progress.legal
+            self._say(f"{progress.problem}, {progress.device.name}: {self._stage}{legal}")
+        elif progress.best is not self._best or now - self._last >= LOG_EVERY_S:
+            self._best = progress.best
+            found = f"{counts(progress.outcomes)}; best {_best(progress)}"
+            self._say(f"{progress.seconds:6.1f} s  {found}")
+
+    def tell(self, tuned: Tuned) -> None:
+        """Write what became of a shape of a suite."""
+        self._say(_told(tuned))
+        self._best, self._legal = None, 0
+
+    def _say(self, line: str) -> None:
+        self._last = time.monotonic()
+        click.echo(line, err=True)
+
+
+class Board:
+    """A live table on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(stderr=True), refresh_per_second=8, transient=True)
+        self._stage = ""
+        self._updated = 0.0
+        self._notes: list[str] = []
+
+    def __enter__(self) -> Board:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._live.__exit__(*details)
+        for note in self._notes:
+            click.echo(note, err=True)
+
+    def tell(self, tuned: Tuned) -> None:
+        """Write what became of a shape of a suite, above the table."""
+        self._live.console.print(_told(tuned), markup=False, highlight=False)
+
+    def watch(self, progress: Progress) -> None:
+        """Redraw, at most eight times a second."""
+        now = time.monotonic()
+        self._notes = progress.notes
+        if now - self._updated < 0.125 and progress.stage == self._stage:
+            return
+        self._stage, self._updated = progress.stage, now
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        where = "" if progress.device is None else f", {progress.device.name}"
+        table.add_row("[bold]problem", f"{progress.problem}{where}")
+        table.add_row("[bold]stage", f"{progress.stage}, {progress.seconds:.0f} s of {progress.budget}")
+        outcomes = counts(progress.outcomes)
+        rate = f"{progress.rate:.1f} per second" + (
+            f", {progress.resumed} before" if progress.resumed else ""
+        )
+        table.add_row("[bold]seen", f"{outcomes or '-'} of {progress.legal} legal ({rate})")
+        table.add_row("[bold]best", _best(progress))
+        self._live.update(table)

@@ -1,0 +1,134 @@
+"""Turns a key into bytes that every process of this machine finds again.
+
+An entry is one file, named by the key and written atomically. Its first 32 bytes are the SHA-256 of key and
+content: a file that is cut, edited or under a wrong name is no entry, and is removed. When the folder exceeds
+its limit, what was not used for longest goes first. A folder that cannot be written keeps nothing and is no
+error: what is stored here can be made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from autotune.errors import UsageError
+from autotune.paths import cache_dir
+
+LIMIT_VARIABLE = "AUTOTUNE_COMPILED_MIB"
+DEFAULT_MIB = 512
+FOLDER = "compiled"
+_DIGEST_BYTES = 32
+_ABANDONED_S = 3600.0  # a temporary file of that age has no writer any more
+
+
+class Depot:
+    """Entries in one folder.
+
+    Args:
+        root: Folder of records, in which the entries have one of their own; `autotune.paths.cache_dir` when
+            not given.
+        limit_bytes: Bytes of all entries together; ``AUTOTUNE_COMPILED_MIB`` (512) when not given.
+            0: nothing is kept, and nothing found.
+
+    Raises:
+        UsageError: ``AUTOTUNE_COMPILED_MIB`` is no number.
+    """
+
+    def __init__(self, root: Path | None = None, limit_bytes: int | None = None) -> None:
+        self.folder = (root or cache_dir()) / FOLDER
+        self.limit_bytes = _limit() if limit_bytes is None else limit_bytes
+
+    def path(self, key: str) -> Path:
+        """Name the file of a key, whose letters, digits and dots may stand in a file name."""
+        return self.folder / key
+
+    def get(self, key: str) -> bytes | None:
+        """Return the content of an entry, which counts as used now; None when there is none that is whole."""
+        if not self.limit_bytes:
+            return None
+        path = self.path(key)
+        try:
+            stored = path.read_bytes()
+        except OSError:
+            return None
+        content = stored[_DIGEST_BYTES:]
+        if stored[:_DIGEST_BYTES] != _digest(key, content):
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return content
+
+    def put(self, key: str, content: bytes) -> bool:
+        """Keep content under a key, in place of what was there; tell whether that was possible."""
+        if not self.limit_bytes:
+            return False
+        path = self.path(key)
+        temporary = path.with_name(f".{key}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(_digest(key, content) + content)
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        except OSError:
+            return False
+        self._drop_oldest()
+        return True
+
+    def entries(self) -> list[tuple[Path, os.stat_result]]:
+        """List the files of the folder, temporary ones too."""
+        return list(_files(self.folder))
+
+    def clear(self) -> int:
+        """Remove every entry; return the bytes that were freed."""
+        freed = 0
+        for path, facts in self.entries():
+            with suppress(OSError):
+                path.unlink()
+                freed += facts.st_size
+        return freed
+
+    def _drop_oldest(self) -> None:
+        """Remove the entries that were not used for longest until the others keep the limit."""
+        entries = self.entries()
+        excess = sum(facts.st_size for _, facts in entries) - self.limit_bytes
+        before = time.time() - _ABANDONED_S
+        for path, facts in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
+            temporary = path.suffix == ".tmp"
+            if (facts.st_mtime >= before) if temporary else (excess <= 0):
+                continue
+            with suppress(OSError):
+                path.unlink()
+            excess -= facts.st_size
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\0" + content).digest()
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    with suppress(OSError), os.scandir(folder) as found:
+        for entry in found:
+            with suppress(OSError):  # another process may have removed it
+                if entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path), entry.stat(follow_symlinks=False)
+
+
+def _limit() -> int:
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
+    try:
+        mebibytes = float(text or DEFAULT_MIB)
+    except ValueError:
+        mebibytes = -1.0
+    if not 0 <= mebibytes < 2**40:
+        raise UsageError(f"{LIMIT_VARIABLE} = {text!r}: give a number of MiB, 0 to keep nothing")
+    return int(mebibytes * 2**20)

@@ -1,0 +1,236 @@
+"""Turns a problem and a device into what could compute it, the most trusted first: records, then presets.
+
+The order: a record of this problem on this device, and the finalists of its search; the record of the nearest
+size on this device; one of another device of the same compute capability; a preset. Only measured records
+count. What comes with the package lies beneath the user's own records. It takes neither GPU nor compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune import records
+from autotune.device import Device
+from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
+from autotune.estimate import estimate_columns
+from autotune.paths import cache_dir, data_dir
+from autotune.problem import Problem
+from autotune.records.schema import Record
+from autotune.render import Source
+from autotune.serving import Lookup, look_up
+from autotune.sources import rendered
+from autotune.space import Config, Space, families
+
+Served = Literal["exact", "nearest", "other-device", "default"]
+_MOST_NEAR = 24  # records that are looked at for a size that has none
+_OTHER_LAYOUT = 1.0  # as far as one extent larger by e
+_OTHER_BETA = 0.25
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One config that computes the problem on the device.
+
+    Attributes:
+        served: How it was found.
+        space: Its family.
+        config: Legal for the problem on the device.
+        record: Where it comes from; None for a preset.
+        source: Rendered for the problem.
+    """
+
+    served: Served
+    space: Space
+    config: Config
+    record: Record | None
+    source: Source
+
+    @property
+    def place(self) -> str:
+        """Where it comes from, in words."""
+        if self.record is None:
+            return f"a preset of {self.space.family}"
+        what = "the record" if self.config == self.record.config else "a finalist of the record"
+        return f"{what} of {self.record.problem} on {self.record.device.name}"
+
+
+class Choices:
+    """What could compute a problem on a device.
+
+    Args:
+        problem: What is to be computed.
+        device: Where.
+        spaces: Families to look at; all built-in ones that serve the problem when not given.
+        root: The user's folder of records; `autotune.paths.cache_dir` when not given.
+
+    Attributes:
+        problem: As given.
+        device: As given.
+        spaces: The families.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: Device,
+        *,
+        spaces: Sequence[Space] | None = None,
+        root: Path | None = None,
+    ) -> None:
+        self.problem = problem
+        self.device = device
+        self.spaces = families(problem, device) if spaces is None else list(spaces)
+        self._root = root
+        own, shipped = root or cache_dir(), data_dir("cache")
+        self._roots = [own] if _same(own, shipped) else [own, shipped]
+
+    def exact(self) -> Iterator[Choice]:
+        """Give what was measured for this problem on this device: winners, then finalists, fastest first."""
+        for lookup in self._lookups:
+            for winner in lookup.winners:
+                yield Choice("exact", winner.space, winner.source.config, winner.record, winner.source)
+            for winner in lookup.winners:
+                for finalist in winner.record.finalists[1:]:
+                    choice = self._fitted("exact", winner.space, finalist.config, winner.record, adapt=False)
+                    if choice is not None:
+                        yield choice
+
+    def missing(self) -> str:
+        """Say in one line why there is nothing exact."""
+        return self._lookups[0].why(self.problem, self.device)
+
+    def all(self) -> Iterator[Choice]:
+        """Give everything, the most trusted first, no config twice.
+
+        Raises:
+            UsageError: No family computes the problem on the device.
+        """
+        seen: set[tuple[str, Config]] = set()
+        for part in (self.exact, self._nearest, self._other_devices, self._defaults):
+            for choice in part():
+                key = (choice.space.family, choice.config)
+                if key not in seen:
+                    seen.add(key)
+                    yield choice
+        if not seen:
+            raise UsageError(f"no kernel family computes {self.problem} on {self.device.name}")
+
+    def expected_ms(self, choice: Choice) -> float:
+        """Say how long a choice takes: as measured for this very problem, else as estimated, if anyhow."""
+        record = choice.record
+        if choice.served == "exact" and record is not None and record.config == choice.config:
+            assert record.timing is not None, "only measured records serve"
+            return record.timing.median_ms
+        return self._estimated(choice)
+
+    @cached_property
+    def _lookups(self) -> list[Lookup]:
+        return [look_up(self.problem, self.device, spaces=self.spaces, root=root) for root in self._roots]
+
+    def _nearest(self) -> Iterator[Choice]:
+        files = [file for root in self._roots for file in records.filed(root / self.device.slug)]
+        for record in self._read(files):
+            if self._of_this_device(record) and record.problem != self.problem:
+                yield from self._from("nearest", record)
+
+    def _other_devices(self) -> Iterator[Choice]:
+        files = [
+            file
+            for root in self._roots
+            if root.is_dir()
+            for folder in sorted(root.iterdir())
+            if folder.is_dir()
+            for file in records.filed(folder)
+        ]
+        for record in self._read(files):
+            if not self._of_this_device(record):
+                yield from self._from("other-device", record)
+
+    def _defaults(self) -> Iterator[Choice]:
+        """Give the presets that fit, by their estimated time where the model knows the family."""
+        found: list[tuple[float, int, Choice]] = []
+        for space in self.spaces:
+            for preset in space.presets.values():
+                choice = self._fitted("default", space, preset, None)
+                if choice is not None:
+                    found.append((self._estimated(choice), len(found), choice))
+        for _, _, choice in sorted(found, key=lambda entry: entry[:2]):
+            yield choice
+
+    def _read(self, files: list[records.Filed]) -> Iterator[Record]:
+        """Read the measured records that are nearest to the problem, of the device's compute capability."""
+        families = {space.family for space in self.spaces}
+        near = [file for file in files if file.family in families and file.problem.math == self.problem.math]
+        near.sort(
+            key=lambda file: distance(file.problem, self.problem)
+        )  # of two alike the user's own is first
+        for file in near[:_MOST_NEAR]:
+            try:
+                record = records.look_at(file)
+            except (
+                RecordError
+            ):  # of a newer schema, or unreadable: `autotune cache list` tells, another serves
+                continue
+            if record is None or record.evidence != "measured":
+                continue
+            if record.device.compute_capability == self.device.compute_capability:
+                yield record
+
+    def _of_this_device(self, record: Record) -> bool:
+        ours, theirs = self.device, record.device
+        return (ours.slug, ours.compute_capability, ours.sm_count) == (
+            theirs.slug,
+            theirs.compute_capability,
+            theirs.sm_count,
+        )
+
+    def _from(self, served: Served, record: Record) -> Iterator[Choice]:
+        """Give a record's config, rendered anew for this problem, if it is legal here."""
+        space = next(space for space in self.spaces if space.family == record.family)
+        choice = self._fitted(served, space, record.config, record)
+        if choice is not None:
+            yield choice
+
+    def _fitted(
+        self,
+        served: Served,
+        space: Space,
+        values: Mapping[str, int | str],
+        record: Record | None,
+        adapt: bool = True,
+    ) -> Choice | None:
+        try:
+            if adapt:
+                values = space.fitted(space.config(values), self.problem, self.device)
+            source = rendered(space, values, self.problem, self.device, root=self._root)
+        except (ConfigError, SpaceError):
+            return None
+        return Choice(served, space, source.config, record, source)
+
+    def _estimated(self, choice: Choice) -> float:
+        values: dict[str, Any] = choice.space.values(choice.config, self.problem, self.device)
+        try:
+            return float(estimate_columns(values, self.problem, self.device))
+        except ConfigError:  # the model does not know this family
+            return math.inf
+
+
+def distance(one: Problem, other: Problem) -> float:
+    """Say how far two problems are from each other: the sum of the logarithms of their extents' ratios."""
+    extents = sum(
+        abs(math.log(ours / theirs))
+        for ours, theirs in ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+    )
+    return extents + _OTHER_LAYOUT * (one.layout != other.layout) + _OTHER_BETA * (one.beta != other.beta)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

@@ -1,0 +1,266 @@
+"""Turns machine code into launches on one GPU, enqueued by addresses, through CuPy's driver interface.
+
+A launch writes its arguments into a buffer that was laid out once, and calls the driver: nothing is
+converted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler import Binary
+from autotune.device import Device, current_device
+from autotune.errors import DeviceError, UsageError
+from autotune.kernel.libraries import Taken, take
+from autotune.render import Source
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
+_INVALID_CONTEXT = 201  # CUresult
+_PER_THREAD_DEFAULT = 2  # this handle is another stream in every thread
+_DEFAULTS = (0, 1, _PER_THREAD_DEFAULT)
+
+
+class CudaMachine:
+    """One GPU of this process.
+
+    Attributes:
+        device: Its facts.
+        ordinal: Its CUDA ordinal.
+        options: For the compiler, beyond its usual ones.
+        ndarray: The array type with the short way through `Kernel.__call__`.
+    """
+
+    options: tuple[str, ...] = ()
+
+    def __init__(self, ordinal: int, device: Device) -> None:
+        import cupy
+        from cupy.cuda import get_current_stream
+
+        self.ordinal: int = ordinal
+        self.device = device
+        self.ndarray: Any = cupy.ndarray
+        self.current_stream = get_current_stream
+
+    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
+        """Turn arrays into operands on a stream: see `autotune.kernel.libraries.take`."""
+        return take(a, b, out, stream)
+
+    def load(self, source: Source, binary: Binary) -> CudaLaunch:
+        """Load machine code onto the GPU.
+
+        Raises:
+            DeviceError: The driver refuses it.
+        """
+        return loaded(self.ordinal, source, binary.cubin)
+
+
+@cache
+def cuda_machine(ordinal: int) -> CudaMachine:
+    """Return the GPU with a CUDA ordinal.
+
+    Raises:
+        DeviceError: CuPy or the driver is missing, or this process sees no such GPU.
+    """
+    return CudaMachine(ordinal, current_device(ordinal))
+
+
+def current_ordinal() -> int:
+    """Return the ordinal of CuPy's current device; 0 where there is none, as `cuda_machine` then says."""
+    try:
+        from cupy.cuda import runtime
+
+        return int(runtime.getDevice())
+    except Exception:  # without CuPy, driver or GPU
+        return 0
+
+
+@cache
+def driver_version() -> str | None:
+    """Return the version of the driver, such as "580.95.05"; None where the kernel module does not tell."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    return found[1] if found else None
+
+
+def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
+    """Load machine code onto a GPU.
+
+    Raises:
+        DeviceError: The driver refuses it.
+    """
+    from cupy.cuda import get_current_stream, runtime
+    from cupy.cuda.function import Module
+    from cupy_backends.cuda.api import driver
+
+    launch = source.launch
+    with _current(runtime, ordinal):
+        try:
+            module = Module()
+            module.load(cubin)
+            function = module.get_function(source.entry)
+            if launch.shared_bytes > 0:  # above 48 KiB a kernel must opt in
+                driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
+        except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
+            raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {error}") from None
+    geometry = (function.ptr, *launch.grid, *launch.block, launch.shared_bytes)
+    enqueue = CudaLaunch(ordinal, geometry, launch.workspace_bytes, driver, runtime, function)
+    if launch.workspace_bytes:  # now, because a captured stream cannot allocate
+        enqueue.workspace(int(get_current_stream(ordinal).ptr))
+    return enqueue
+
+
+class CudaLaunch:
+    """A loaded kernel; calling it enqueues one launch.
+
+    Args:
+        ordinal: CUDA ordinal of the GPU.
+        geometry: Handle of the function, grid, block, dynamic shared memory in bytes.
+        workspace_bytes: Device memory for the kernel to work in, as its last argument; 0 for none.
+        driver: CuPy's driver interface.
+        runtime: CuPy's runtime interface.
+        kept: What must live as long as this.
+    """
+
+    def __init__(
+        self,
+        ordinal: int,
+        geometry: tuple[int, ...],
+        workspace_bytes: int,
+        driver: Any,
+        runtime: Any,
+        kept: Any = None,
+    ) -> None:
+        self._ordinal = ordinal
+        self._geometry = geometry
+        self._workspace_bytes = workspace_bytes
+        self._launch_kernel = driver.launchKernel
+        self._errors: tuple[type[Exception], ...] = (driver.CUDADriverError, runtime.CUDARuntimeError)
+        self._runtime = runtime
+        self._kept = kept
+        self._workspaces: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self._buffers: list[_Arguments] = []
+
+    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
+        """Enqueue one launch.
+
+        Args:
+            a: Address of A.
+            b: Address of B.
+            c: Address of C.
+            alpha: Scalar of the product.
+            beta: Scalar of C.
+            stream: Handle.
+
+        Raises:
+            UsageError: A workspace is needed first and the stream is being captured.
+            DeviceError: The driver refuses the launch.
+        """
+        buffers = self._buffers
+        try:
+            arguments = buffers.pop()  # one of its own for every launch under way: threads share no buffer
+        except IndexError:
+            arguments = _Arguments(bool(self._workspace_bytes))
+        addresses, scalars = arguments.addresses, arguments.scalars
+        addresses[0] = a
+        addresses[1] = b
+        addresses[2] = c
+        scalars[0] = alpha
+        scalars[1] = beta
+        if self._workspace_bytes:
+            addresses[3] = self.workspace(stream)
+        try:
+            self._launch_kernel(*self._geometry, stream, arguments.pointers, 0)
+        except self._errors as error:
+            self._launch_again(error, stream, arguments)
+        buffers.append(arguments)
+
+    def _launch_again(self, error: Exception, stream: int, arguments: _Arguments) -> None:
+        """Make the kernel's GPU current and repeat the launch, if that can have been what was missing.
+
+        Raises:
+            DeviceError: It was not.
+        """
+        try:
+            elsewhere = self._runtime.getDevice() != self._ordinal
+            if elsewhere or getattr(error, "status", None) == _INVALID_CONTEXT:
+                with _current(self._runtime, self._ordinal):
+                    self._launch_kernel(*self._geometry, stream, arguments.pointers, 0)
+                return
+        except self._errors as again:
+            error = again
+        raise DeviceError(f"GPU {self._ordinal} refuses the launch on stream {stream:#x}: {error}") from None
+
+    def workspace(self, stream: int) -> int:
+        """Return the address of a stream's workspace, allocated and zeroed when it is first asked for.
+
+        Raises:
+            UsageError: It is not there yet, and the stream is being captured.
+        """
+        key = (stream, threading.get_ident()) if stream == _PER_THREAD_DEFAULT else stream
+        memory = self._workspaces.get(key)
+        if memory is None:
+            with self._lock:
+                memory = self._workspaces.get(key)
+                if memory is None:
+                    memory = self._workspaces[key] = self._allocated(stream)
+        return int(memory.ptr)
+
+    def _allocated(self, stream: int) -> Any:
+        from cupy.cuda import Memory
+
+        if stream not in _DEFAULTS and self._runtime.streamIsCapturing(stream):
+            raise UsageError(
+                f"this kernel needs {self._workspace_bytes} bytes of workspace for stream {stream:#x}, which "
+                "cannot be allocated while it is captured: call the kernel once on this stream before"
+            )
+        with _current(self._runtime, self._ordinal):
+            memory = Memory(self._workspace_bytes)
+            self._runtime.memsetAsync(memory.ptr, 0, self._workspace_bytes, stream)
+        return memory
+
+
+class _Arguments:
+    """The arguments of one launch in memory, and the array of pointers to them that the driver takes.
+
+    Attributes:
+        addresses: Of A, B, C and the workspace; may be written.
+        scalars: alpha and beta; may be written.
+        pointers: Address of the array of pointers: alpha, A, B, beta, C, and the workspace if there is one.
+    """
+
+    __slots__ = ("_memory", "addresses", "pointers", "scalars")
+
+    def __init__(self, workspace: bool) -> None:
+        self._memory = (ctypes.c_uint64 * 11)()  # 4 addresses, 2 floats, 6 pointers
+        start = ctypes.addressof(self._memory)
+        whole = memoryview(self._memory).cast("B")
+        self.addresses = whole[:32].cast("Q")
+        self.scalars = whole[32:40].cast("f")
+        places = (32, 0, 8, 36, 16, 24)[: 6 if workspace else 5]
+        for number, place in enumerate(places):
+            self._memory[5 + number] = start + place
+        self.pointers = start + 40
+
+
+@contextmanager
+def _current(runtime: Any, ordinal: int) -> Iterator[None]:
+    """Make a GPU current, with its context, for this thread."""
+    before = runtime.getDevice()
+    runtime.setDevice(ordinal)
+    try:
+        runtime.free(0)  # makes the context current; frees nothing
+        yield
+    finally:
+        if before != ordinal:
+            runtime.setDevice(before)

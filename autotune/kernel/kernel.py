@@ -1,0 +1,275 @@
+"""Turns a chosen config into a `Kernel`: a function on arrays that says where it comes from."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from autotune import cubins
+from autotune.compiler import Binary
+from autotune.device import Device
+from autotune.errors import ConfigError, Rejected, SpaceError, ToolchainError, UsageError
+from autotune.kernel.choices import Choice, Served
+from autotune.kernel.libraries import Taken
+from autotune.kernel.operands import Operand, leading, scalar, stream_pointer, strided
+from autotune.problem import FLOAT_BYTES, Problem
+from autotune.render import Source
+from autotune.sources import rendered
+from autotune.space import Config
+
+if TYPE_CHECKING:
+    from autotune.records.schema import Record
+
+_FLOAT32 = np.dtype(np.float32)
+_UNALIGNED = 15  # bits of an address that is no multiple of 16
+
+
+class Enqueue(Protocol):
+    """A loaded kernel: one call starts one launch."""
+
+    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
+        """Start one launch on addresses."""
+
+
+class Machine(Protocol):
+    """Where kernels run: a GPU, or the simulator of one.
+
+    Attributes:
+        device: Its facts.
+        ordinal: CUDA ordinal; None for the simulator.
+        options: For the compiler, beyond its usual ones.
+        ndarray: The array type with a short way through `Kernel.__call__`.
+    """
+
+    device: Device
+    options: tuple[str, ...]
+    ndarray: Any
+
+    @property
+    def ordinal(self) -> int | None:
+        """CUDA ordinal; None for the simulator."""
+
+    def current_stream(self, ordinal: int, /) -> Any:
+        """Return the current stream of ``ndarray``'s library."""
+
+    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
+        """Turn arrays into operands on a stream."""
+
+    def load(self, source: Source, binary: Binary) -> Enqueue:
+        """Make machine code callable."""
+
+
+class Kernel:
+    """C = alpha op(A) op(B) + beta C by one launch of a tuned kernel; made by `best_kernel`.
+
+    Any number of threads may call it at once. Keep it as long as a CUDA graph that captured it is in use.
+
+    Attributes:
+        problem: What it computes.
+        served: Where it comes from: "exact" is a record of this very problem and device; "nearest" the
+            record of another size, "other-device" of another GPU of the same compute capability, "default" a
+            preset; their configs were rendered anew for this problem, and nobody timed them here.
+        record: The record it was made from; None for a preset.
+        config: The choices.
+        source: CUDA C++ text.
+        device: Where it runs.
+        ndarray: The array type with the short way through a call: ``cupy.ndarray`` on a GPU.
+    """
+
+    def __init__(
+        self, choice: Choice, binary: Binary, machine: Machine, device: Device, root: Path | None = None
+    ) -> None:
+        self.problem: Problem = choice.source.problem
+        self.served: Served = choice.served
+        self.record: Record | None = choice.record
+        self.config: Config = choice.config
+        self.source: str = choice.source.text
+        self.device = device
+        self._space = choice.space
+        self._machine = machine
+        self._root = root
+        self._enqueue = machine.load(choice.source, binary)
+        self._variants: dict[Problem, Enqueue] = {}
+        self._lock = threading.Lock()
+        # for the short way
+        self.ndarray = machine.ndarray
+        self._ordinal = machine.ordinal
+        self._current_stream = machine.current_stream
+        problem = self.problem
+        self._shapes = (problem.a_shape, problem.b_shape, problem.c_shape)
+        self._strides = tuple((columns, 1) for _, columns in self._shapes)
+        self._bytes = tuple(FLOAT_BYTES * rows * columns for rows, columns in self._shapes)
+        self._reads_c = bool(problem.beta)
+
+    def __call__(
+        self, a: Any, b: Any, out: Any = None, alpha: float = 1.0, beta: float = 0.0, stream: Any = None
+    ) -> Any:
+        """Enqueue one multiplication and return C; nothing is synchronised or copied.
+
+        Arrays are CuPy's, PyTorch's, Numba's, JAX's, or any with ``__cuda_array_interface__`` or DLPack;
+        NumPy's for a kernel in the simulator. Rows must be contiguous. Where they lie further apart than they
+        are long, or start at an address that is no multiple of 16 bytes, a variant of the kernel is compiled
+        at the first call.
+
+        Args:
+            a: A as stored, `Problem.a_shape` float32: `[m, k]`, or `[k, m]` for layout "t?".
+            b: B as stored, `Problem.b_shape` float32: `[k, n]`, or `[n, k]` for layout "?t".
+            out: C, `[m, n]` float32, apart from a and b; a new array of the library of ``a`` when not given.
+            alpha: Scalar of the product.
+            beta: Scalar of C as it was; 0 never reads C. Only 0 unless the kernel was made for beta = 1.
+            stream: A stream, or its handle; the current one of the arrays' library when not given. Whoever
+                passes one orders the work that makes and uses the arrays.
+
+        Raises:
+            UsageError: An operand has another type, shape, order or device, or beta needs another kernel;
+                nothing was written.
+            DeviceError: The driver refuses the launch.
+        """
+        kind = self.ndarray
+        if type(a) is kind and type(b) is kind and type(out) is kind:
+            a_memory, b_memory, c_memory = a.data, b.data, out.data
+            a_address, b_address, c_address = a_memory.ptr, b_memory.ptr, c_memory.ptr
+            a_bytes, b_bytes, c_bytes = self._bytes
+            ordinal = self._ordinal
+            if (
+                (a.shape, b.shape, out.shape) == self._shapes
+                and a.dtype is _FLOAT32
+                and b.dtype is _FLOAT32
+                and out.dtype is _FLOAT32
+                and a._c_contiguous
+                and b._c_contiguous
+                and out._c_contiguous
+                and not (a_address | b_address | c_address) & _UNALIGNED
+                and (a_address + a_bytes <= c_address or c_address + c_bytes <= a_address)
+                and (b_address + b_bytes <= c_address or c_address + c_bytes <= b_address)
+                and a_memory.device_id == ordinal
+                and b_memory.device_id == ordinal
+                and c_memory.device_id == ordinal
+                and type(alpha) is float
+                and type(beta) is float
+                and (beta == 0.0 or self._reads_c)
+            ):
+                if stream is None:
+                    stream = self._current_stream(ordinal).ptr  # type: ignore[arg-type]  # a GPU has one
+                elif type(stream) is not int:
+                    stream = stream_pointer(stream)
+                self._enqueue(a_address, b_address, c_address, alpha, beta, stream)
+                return out
+        return self.run(self._machine.take(a, b, out, stream), out, alpha, beta)
+
+    def launch(self, a: int, b: int, c: int, alpha: float = 1.0, beta: float = 0.0, stream: int = 0) -> None:
+        """Enqueue one multiplication on addresses; nothing is checked.
+
+        Args:
+            a: Address of A, `Problem.a_shape` float32, row-major and tight, a multiple of 16 bytes.
+            b: Address of B, likewise.
+            c: Address of C, `[m, n]`, likewise.
+            alpha: Scalar of the product.
+            beta: Scalar of C as it was; ignored by a kernel for beta = 0.
+            stream: Handle of a stream; 0 is the default stream.
+
+        Raises:
+            DeviceError: The driver refuses the launch.
+        """
+        self._enqueue(a, b, c, alpha, beta, stream)
+
+    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
+        """Check operands, find the variant that can take them, and enqueue it: what `__call__` does.
+
+        Args:
+            taken: The operands.
+            out: As it was passed; None to make one.
+            alpha: Scalar of the product.
+            beta: Scalar of C as it was.
+
+        Raises:
+            UsageError: As for `__call__`.
+        """
+        alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
+        if beta != 0.0 and not self._reads_c:
+            raise UsageError(
+                f"beta = {beta} needs a kernel that reads C: get it with best_kernel(..., beta=1)"
+            )
+        if out is None and beta != 0.0:
+            raise UsageError(f"beta = {beta} scales C as it was: pass it as out=")
+        a, b, c, stream, library, like, held = taken
+        ordinal = self._ordinal
+        if a.ordinal != ordinal or b.ordinal != ordinal or (c is not None and c.ordinal != ordinal):
+            self._refuse_ordinals(taken)
+        made = None
+        if c is None:
+            leading("a", a, self.problem.a_shape, self.problem)  # nothing is allocated for bad factors
+            leading("b", b, self.problem.b_shape, self.problem)
+            made = library.empty("a", self.problem.c_shape, like, ordinal or 0, stream)
+            c = library.view_result(made, stream)
+        enqueue = self._enqueue if self._takes(a, b, c) else self._variant(strided(self.problem, a, b, c))
+        enqueue(a.address, b.address, c.address, alpha, beta, stream)
+        for owner, kept in held:
+            owner.hold((kept,), ordinal or 0, stream)
+        return out if made is None else library.result(made, stream)
+
+    def _takes(self, a: Operand, b: Operand, c: Operand) -> bool:
+        """Tell whether the kernel itself takes these operands: tight, aligned and apart."""
+        a_address, b_address, c_address = a.address, b.address, c.address
+        a_bytes, b_bytes, c_bytes = self._bytes
+        return (
+            (a.shape, b.shape, c.shape) == self._shapes
+            and (a.strides, b.strides, c.strides) == self._strides
+            and not (a_address | b_address | c_address) & _UNALIGNED
+            and (a_address + a_bytes <= c_address or c_address + c_bytes <= a_address)
+            and (b_address + b_bytes <= c_address or c_address + c_bytes <= b_address)
+            and 0 not in (a_address, b_address, c_address)
+            and c.writable
+        )
+
+    def _refuse_ordinals(self, taken: Taken) -> None:
+        for name, operand in (("a", taken.a), ("b", taken.b), ("out", taken.out)):
+            if operand is not None and operand.ordinal != self._ordinal:
+                raise UsageError(
+                    f"{name} is on GPU {operand.ordinal}: this kernel runs on GPU {self._ordinal}; "
+                    f"move it there, or use best_kernel(..., device={operand.ordinal})"
+                )
+
+    def _variant(self, problem: Problem) -> Enqueue:
+        """Return the launch for these operands, compiled when they are first seen."""
+        if problem is self.problem:
+            return self._enqueue
+        found = self._variants.get(problem)
+        if found is None:
+            with self._lock:
+                found = self._variants.get(problem)
+                if found is None:
+                    found = self._variants[problem] = self._made(problem)
+        return found
+
+    def _made(self, problem: Problem) -> Enqueue:
+        """Fit the config to the operands, and compile it if that gives another kernel.
+
+        Raises:
+            UsageError: No variant of the config can take them.
+            ToolchainError: The variant does not compile.
+        """
+        device = self.device
+        try:
+            config = self._space.fitted(self.config, problem, device)
+            source = rendered(self._space, config, problem, device, root=self._root)
+        except (ConfigError, SpaceError) as error:
+            raise UsageError(
+                f"no variant of this kernel takes {problem}: pass contiguous copies ({error})"
+            ) from None
+        if source.text == self.source:
+            return self._enqueue
+        binary = cubins.load_or_compile(
+            source.text, source.entry, device.arch, options=self._machine.options, root=self._root
+        )
+        if isinstance(binary, Rejected):
+            raise ToolchainError(
+                f"the variant for {problem} does not compile ({binary.why}): pass contiguous copies"
+            )
+        return self._machine.load(source, binary)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.problem}, {self.served}, {self.config.id})"

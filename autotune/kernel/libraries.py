@@ -1,0 +1,475 @@
+"""Turns the arrays of each array library into operands on a stream, and a result back into such an array.
+
+CuPy and PyTorch are asked directly, Numba and others by ``__cuda_array_interface__``, JAX and others by
+DLPack. Nothing is copied, and no host thread waits for a GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from autotune.errors import UsageError
+from autotune.kernel.operands import Operand, _kind, stream_pointer
+from autotune.problem import FLOAT_BYTES
+
+_ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
+_LEGACY_DEFAULT = 1  # this stream in the array interface; 0 as a handle
+
+
+class Library:
+    """What one library's arrays are to a launch; the base of the others.
+
+    Attributes:
+        name: For messages.
+        stream_per_array: Whether two arrays on one GPU may be ordered by different streams.
+        holds: Whether `hold` does anything.
+    """
+
+    name = ""
+    stream_per_array = False
+    holds = False
+
+    def stream(self, array: Any) -> int | None:
+        """Return the stream on which the library orders work on an array; None if it has no such notion."""
+        return None
+
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """Return an array's operand, ready for work on a stream, and what keeps it alive."""
+        raise NotImplementedError
+
+    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+        """Allocate a float32 array in row-major order for work on a stream, as `result` takes it."""
+        raise UsageError(f"{name} is {_kind(like)}, of which no result can be made: pass out=")
+
+    def view_result(self, array: Any, stream: int) -> Operand:
+        """Return the operand of what `empty` allocated."""
+        return self.view("out", array, stream)[0]
+
+    def result(self, array: Any, stream: int) -> Any:
+        """Hand out what `empty` allocated, once the work that writes it is enqueued on the stream."""
+        return array
+
+    def hold(self, kept: Sequence[Any], ordinal: int, stream: int) -> None:
+        """Keep what was read alive until the work on the stream has read it."""
+
+
+class NumPyLibrary(Library):
+    """Arrays in host memory, for kernels that run in the simulator."""
+
+    name = "NumPy"
+
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """See `Library`."""
+        _require_float32(name, array.dtype)
+        strides = _elements(name, array.strides)
+        return Operand(array.ctypes.data, array.shape, strides, None, array.flags.writeable), array
+
+    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+        """See `Library`."""
+        import numpy
+
+        room = numpy.empty(shape[0] * shape[1] + WIDE_FLOATS, numpy.float32)
+        start = -room.ctypes.data // FLOAT_BYTES % WIDE_FLOATS
+        return room[start : start + shape[0] * shape[1]].reshape(shape)
+
+
+WIDE_FLOATS = 4  # of 16 bytes: NumPy aligns to less on some platforms
+
+
+class CuPyLibrary(Library):
+    """``cupy.ndarray``."""
+
+    name = "CuPy"
+
+    def stream(self, array: Any) -> int | None:
+        """See `Library`."""
+        from cupy.cuda import get_current_stream
+
+        return int(get_current_stream(array.data.device_id).ptr)
+
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """See `Library`."""
+        _require_float32(name, array.dtype)
+        memory = array.data
+        return Operand(memory.ptr, array.shape, _elements(name, array.strides), memory.device_id), array
+
+    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+        """See `Library`."""
+        import cupy
+        from cupy.cuda import get_current_stream, runtime
+
+        if stream == get_current_stream(ordinal).ptr and ordinal == runtime.getDevice():
+            return cupy.empty(shape, cupy.float32)
+        with _cupy_stream(ordinal, stream):  # memory is reused in the order of the stream it was allocated on
+            return cupy.empty(shape, cupy.float32)
+
+
+class TorchLibrary(Library):
+    """``torch.Tensor``."""
+
+    name = "PyTorch"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self._float32 = torch.float32
+        self._strided = torch.strided
+        self._raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+    def stream(self, array: Any) -> int | None:
+        """See `Library`."""
+        ordinal = array.get_device()
+        if ordinal < 0:
+            return None
+        if self._raw_stream is not None:
+            return self._raw_stream(ordinal)
+        return int(self._torch.cuda.current_stream(ordinal).cuda_stream)
+
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """See `Library`."""
+        if array.dtype is not self._float32:
+            raise UsageError(f"{name} is {str(array.dtype)[6:]}: pass float32, such as {name}.float()")
+        if array.layout is not self._strided:
+            raise UsageError(f"{name} is sparse ({array.layout}): pass {name}.to_dense()")
+        ordinal = array.get_device()
+        if ordinal < 0:
+            raise UsageError(f"{name} is a tensor on {array.device}: pass {name}.cuda()")
+        if array.requires_grad and self._torch.is_grad_enabled():
+            raise UsageError(
+                f"{name} requires grad, which this kernel does not compute: pass {name}.detach()"
+            )
+        if array.is_neg():
+            raise UsageError(f"{name} is a lazily negated view: pass {name}.resolve_neg()")
+        return Operand(array.data_ptr(), tuple(array.shape), array.stride(), ordinal), array
+
+    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+        """See `Library`."""
+        torch = self._torch
+        context: AbstractContextManager[Any] = nullcontext()
+        if stream != self.stream(like):  # its memory is reused in the order of the stream it was allocated on
+            context = torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device))
+        with context:
+            return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+class InterfaceLibrary(Library):
+    """Any array with ``__cuda_array_interface__``."""
+
+    name = "CUDA array interface"
+    stream_per_array = True
+
+    def stream(self, array: Any) -> int | None:
+        """See `Library`: the stream that the array names, else the legacy default stream."""
+        stream = _interface("an operand", array).get("stream")
+        return 0 if stream in (None, _LEGACY_DEFAULT) else int(stream)
+
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """See `Library`."""
+        facts = _interface(name, array)
+        if facts.get("mask") is not None:
+            raise UsageError(f"{name} has a mask: pass an array without one")
+        kind = str(facts["typestr"])
+        if kind[1:] != "f4" or kind[0] == ">":
+            import numpy
+
+            _require_float32(name, numpy.dtype(kind))
+        shape, strides = tuple(facts["shape"]), facts.get("strides")
+        address, read_only = facts["data"]
+        strides = _row_major(shape) if strides is None else _elements(name, strides)
+        address = int(address or 0)
+        return Operand(address, shape, strides, ordinal_of(name, address), not read_only), array
+
+
+class NumbaLibrary(InterfaceLibrary):
+    """Device arrays of ``numba.cuda``."""
+
+    name = "Numba"
+
+    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+        """See `Library`."""
+        import numpy
+        from numba import cuda
+
+        bound = cuda.external_stream(stream) if stream > _LEGACY_DEFAULT else 0
+        with cuda.gpus[ordinal]:
+            return cuda.device_array(shape, numpy.float32, stream=bound)
+
+
+class DLPackLibrary(Library):
+    """Any array with ``__dlpack__``, taken in by CuPy: its producer makes our stream wait for it."""
+
+    name = "DLPack"
+    stream_per_array = True  # it has none, and needs one of the others
+    holds = True
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[Any, Sequence[Any]]] = deque()
+        self._lock = threading.Lock()
+
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """See `Library`."""
+        try:
+            kind, ordinal = array.__dlpack_device__()
+        except Exception as error:
+            raise UsageError(
+                f"{name} is {_kind(array)} without a device of its own: {_line(error)}"
+            ) from None
+        if kind not in _ON_A_GPU:
+            raise UsageError(f"{name} is {_kind(array)} in host memory: pass one that lies on a GPU")
+        import cupy
+
+        with _cupy_stream(ordinal, stream):
+            try:
+                taken = cupy.from_dlpack(array)
+            except Exception as error:
+                raise UsageError(f"{name} cannot be read through DLPack: {_line(error)}") from None
+        operand, _ = _cupy().view(name, taken, stream)
+        return operand._replace(writable=self._writable(array)), (array, taken)
+
+    def hold(self, kept: Sequence[Any], ordinal: int, stream: int) -> None:
+        """See `Library`: a producer reuses memory that nobody refers to, and knows nothing of our stream."""
+        from cupy.cuda import Device, Event
+
+        with Device(ordinal):
+            event = Event(disable_timing=True)
+            event.record(_as_cupy(stream))
+        with self._lock:
+            self._held.append((event, kept))
+            while self._held and self._held[0][0].done:
+                self._held.popleft()
+
+    def _writable(self, array: Any) -> bool:
+        return True
+
+
+class JaxLibrary(DLPackLibrary):
+    """``jax.Array``, whose results are made by CuPy and handed over by DLPack."""
+
+    name = "JAX"
+
+    def _writable(self, array: Any) -> bool:
+        return False  # an array of JAX never changes
+
+    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+        """See `Library`."""
+        return _cupy().empty(name, shape, like, ordinal, stream)
+
+    def view_result(self, array: Any, stream: int) -> Operand:
+        """See `Library`."""
+        return _cupy().view("out", array, stream)[0]
+
+    def result(self, array: Any, stream: int) -> Any:
+        """See `Library`."""
+        from jax import dlpack
+
+        with _cupy_stream(array.data.device_id, stream):  # JAX's stream is made to wait for this one
+            return dlpack.from_dlpack(array)
+
+
+class Taken(NamedTuple):
+    """The operands of one call.
+
+    Attributes:
+        a: First factor.
+        b: Second factor.
+        out: Where the product goes; None to allocate it.
+        stream: Handle of the stream.
+        library: That of ``a``, of which a result is made.
+        like: ``a`` as it was passed.
+        kept: What must live until the kernel has run, and by whose rules.
+    """
+
+    a: Operand
+    b: Operand
+    out: Operand | None
+    stream: int
+    library: Library
+    like: Any
+    kept: tuple[tuple[Library, Any], ...] = ()
+
+
+def take(a: Any, b: Any, out: Any, stream: Any, *, host: bool = False) -> Taken:
+    """Turn the arrays of one call into operands on one stream.
+
+    Args:
+        a: First factor.
+        b: Second factor.
+        out: Where the product goes, or None.
+        stream: A stream or its handle; None for the current one of the arrays' library.
+        host: Whether the arrays are NumPy's, for the simulator.
+
+    Raises:
+        UsageError: An array is of an unknown kind, on no GPU, or not float32; or their libraries work on
+            different streams and none was passed.
+    """
+    library = library_of("a", a, host)
+    b_library = library if type(b) is type(a) else library_of("b", b, host)
+    out_library = library if out is None or type(out) is type(a) else library_of("out", out, host)
+    if stream is not None:
+        pointer = stream_pointer(stream)
+    elif library is b_library is out_library and not library.stream_per_array:
+        pointer = library.stream(a) or 0
+    else:
+        pointer = _common_stream(
+            [("a", a, library), ("b", b, b_library)] + ([] if out is None else [("out", out, out_library)])
+        )
+    a_view, a_kept = library.view("a", a, pointer)
+    b_view, b_kept = b_library.view("b", b, pointer)
+    out_view = None if out is None else out_library.view("out", out, pointer)[0]
+    kept: tuple[tuple[Library, Any], ...] = ()
+    if library.holds or b_library.holds:
+        kept = ((library, a_kept), (b_library, b_kept))
+    return Taken(a_view, b_view, out_view, pointer, library, a, kept)
+
+
+def library_of(name: str, array: Any, host: bool = False) -> Library:
+    """Find the library of an array.
+
+    Raises:
+        UsageError: It is no array, or in host memory where one on a GPU is needed, or the other way round.
+    """
+    library = _known.get(type(array))
+    if library is None:
+        library = _recognised(name, array)
+        _known[type(array)] = library
+    if isinstance(library, NumPyLibrary) is host:
+        return library
+    if host:
+        raise UsageError(f"{name} is {_kind(array)}: a kernel in the simulator takes numpy.ndarray")
+    raise UsageError(
+        f"{name} is a numpy.ndarray, in host memory: pass cupy.asarray({name}), or ask for device='simulator'"
+    )
+
+
+def ordinal_of(name: str, address: int) -> int:
+    """Ask the driver on which GPU an address lies.
+
+    Raises:
+        UsageError: On none.
+    """
+    from cupy.cuda import runtime
+
+    try:
+        found = runtime.pointerGetAttributes(address)
+    except runtime.CUDARuntimeError as error:
+        raise UsageError(f"{name} does not lie in memory that CUDA knows: {_line(error)}") from None
+    if not found.devicePointer:
+        raise UsageError(f"{name} lies in host memory: pass an array on a GPU")
+    return int(found.device)
+
+
+_known: dict[type, Library] = {}
+_made: dict[type[Library], Library] = {}
+
+
+def _recognised(name: str, array: Any) -> Library:
+    kind = type(array)
+    package = kind.__module__.partition(".")[0]
+    modules = sys.modules  # whoever passes an array has imported its library
+    if package == "cupy" and isinstance(array, modules["cupy"].ndarray):
+        return _the(CuPyLibrary)
+    if "torch" in modules and isinstance(array, modules["torch"].Tensor):
+        if kind is modules["torch"].Tensor or kind is modules["torch"].nn.Parameter:
+            return _the(TorchLibrary)
+        raise UsageError(f"{name} is {_kind(array)}: pass a plain torch.Tensor")
+    if package == "numpy" and isinstance(array, modules["numpy"].ndarray):
+        return _the(NumPyLibrary)
+    if package in ("jax", "jaxlib") and hasattr(array, "__dlpack__"):
+        return _the(JaxLibrary)
+    if package in ("numba", "numba_cuda") and hasattr(kind, "__cuda_array_interface__"):
+        return _the(NumbaLibrary)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _the(InterfaceLibrary)
+    if hasattr(array, "__dlpack__"):
+        return _the(DLPackLibrary)
+    raise UsageError(
+        f"{name} is {_kind(array)}: pass an array on a GPU (CuPy, PyTorch, Numba or JAX), float32"
+    )
+
+
+def _the(kind: type[Library]) -> Library:
+    return _made.setdefault(kind, kind()) if kind not in _made else _made[kind]
+
+
+def _cupy() -> Library:
+    return _the(CuPyLibrary)
+
+
+def _common_stream(arrays: list[tuple[str, Any, Library]]) -> int:
+    """Return the one stream on which all arrays of a call are ready."""
+    found: dict[int, str] = {}
+    for name, array, library in arrays:
+        pointer = library.stream(array)
+        if pointer is not None:
+            found.setdefault(pointer, f"{name} ({library.name}) on stream {pointer:#x}")
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(found.values())}: pass stream=, and order the work on it yourself")
+    if found:
+        return next(iter(found))
+    if any(isinstance(library, DLPackLibrary) for _, _, library in arrays):
+        from cupy.cuda import get_current_stream
+
+        return int(get_current_stream().ptr)
+    return 0
+
+
+@contextmanager
+def _cupy_stream(ordinal: int, stream: int) -> Iterator[None]:
+    """Make a GPU and a stream current to CuPy in this thread."""
+    from cupy.cuda import Device
+
+    with Device(ordinal), _as_cupy(stream):
+        yield
+
+
+class _Handle(NamedTuple):
+    """A stream that is known by its handle alone."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def _as_cupy(stream: int) -> Any:
+    from cupy.cuda import Stream
+
+    return Stream.from_external(_Handle(stream))
+
+
+def _interface(name: str, array: Any) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = array.__cuda_array_interface__
+    except Exception as error:
+        raise UsageError(f"{name} is {_kind(array)} and cannot be read: {_line(error)}") from None
+    return facts
+
+
+def _require_float32(name: str, dtype: Any) -> None:
+    if dtype.char != "f" or not dtype.isnative:
+        raise UsageError(f"{name} is {dtype}: pass float32, such as {name}.astype('float32')")
+
+
+def _elements(name: str, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Turn strides in bytes into strides in floats."""
+    if any(stride % FLOAT_BYTES for stride in strides):
+        raise UsageError(f"{name} has strides of {strides} bytes, no multiples of 4: pass {name}.copy()")
+    return tuple(stride // FLOAT_BYTES for stride in strides)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, inner = [], 1
+    for extent in reversed(shape):
+        strides.append(inner)
+        inner *= extent
+    return tuple(reversed(strides))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

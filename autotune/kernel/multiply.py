@@ -1,0 +1,163 @@
+"""Turns two arrays into their product: the kernel is picked by the operands themselves, and remembered."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from autotune.errors import UsageError
+from autotune.kernel.best import SIMULATOR, Policy, load, machine_of, require_policy
+from autotune.kernel.kernel import Kernel, Machine
+from autotune.kernel.libraries import take
+from autotune.kernel.operands import as_stored, scalar
+from autotune.kernel.simulated import NoArray
+from autotune.problem import Problem
+
+# What was found for operands that look like these: (kernel, whether each factor is read as its transpose).
+_short: dict[tuple[Any, ...], tuple[Kernel, bool, bool]] = {}
+_kernels: dict[tuple[Problem, Machine, Policy], Kernel] = {}
+_loading = threading.Lock()
+_ndarray: Any = NoArray  # cupy.ndarray, once one was multiplied
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    stream: Any = None,
+    policy: Policy = "any",
+    device: str | None = None,
+) -> Any:
+    """Enqueue C = alpha op(A) op(B) + beta C and return C; the first call for a shape loads its kernel.
+
+    A transposed view, such as ``a.T``, is read as it lies. Arrays are those of `Kernel.__call__`, on one GPU;
+    the kernel of each problem is the one that `best_kernel` gives, and is kept for the life of the process.
+
+    Args:
+        a: A, `[m, k]` float32; `[k, m]` with ``transpose_a``.
+        b: B, `[k, n]` float32; `[n, k]` with ``transpose_b``.
+        out: C, `[m, n]` float32; a new array of the library of ``a`` when not given.
+        transpose_a: Multiply by the transpose of ``a``.
+        transpose_b: Multiply by the transpose of ``b``.
+        alpha: Scalar of the product.
+        beta: Scalar of C as it was; 0 never reads C.
+        stream: A stream, or its handle; the current one of the arrays' library when not given.
+        policy: As for `best_kernel`.
+        device: "simulator" or "simulator:NAME" for NumPy arrays; else the GPU is the arrays'.
+
+    Raises:
+        UsageError: The operands do not fit each other, or as for `Kernel.__call__`; nothing was written.
+        DeviceError: No usable GPU.
+        RecordMissing: The policy is "exact" and no record serves.
+
+    >>> import numpy
+    >>> a, b = numpy.ones((8, 4), "f"), numpy.ones((8, 6), "f")
+    >>> matmul(a.T, b, alpha=0.5, device="simulator")[0]
+    array([4., 4., 4., 4., 4., 4.], dtype=float32)
+    """
+    if type(a) is _ndarray and type(b) is _ndarray and device is None:
+        key = (
+            a.shape,
+            a.strides,
+            b.shape,
+            b.strides,
+            a.data.device_id,
+            transpose_a,
+            transpose_b,
+            beta == 0.0,
+            policy,
+        )
+        try:
+            found = _short.get(key)
+        except TypeError:  # an argument is of a type that is refused below
+            found = None
+        if found is not None:
+            kernel, turn_a, turn_b = found
+            return kernel(a.T if turn_a else a, b.T if turn_b else b, out, alpha, beta, stream)
+    return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, device)
+
+
+def _matmul(
+    a: Any,
+    b: Any,
+    out: Any,
+    transpose_a: bool,
+    transpose_b: bool,
+    alpha: float,
+    beta: float,
+    stream: Any,
+    policy: Policy,
+    device: str | None,
+) -> Any:
+    if device is not None and (not isinstance(device, str) or device.partition(":")[0] != SIMULATOR):
+        raise UsageError(f"device {device!r}: matmul runs where its arrays are; give 'simulator', or nothing")
+    require_policy(policy)
+    alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
+    machine = None if device is None else machine_of(device)
+    taken = take(a, b, out, stream, host=True) if machine else take(a, b, out, stream)
+    layout_a, left = as_stored("a", taken.a, transpose_a)
+    layout_b, right = as_stored("b", taken.b, transpose_b)
+    m, k = left.shape if layout_a == "n" else left.shape[::-1]
+    depth, n = right.shape if layout_b == "n" else right.shape[::-1]
+    if k != depth:
+        raise UsageError(
+            f"a gives {m} x {k} and b gives {depth} x {n}: the inner extents must agree "
+            f"(shapes {taken.a.shape} and {taken.b.shape}, transpose_a={transpose_a}, "
+            f"transpose_b={transpose_b})"
+        )
+    if taken.a.ordinal != taken.b.ordinal:
+        raise UsageError(
+            f"a is on GPU {taken.a.ordinal} and b on GPU {taken.b.ordinal}: move them to one GPU"
+        )
+    problem = Problem(m, n, k, layout_a + layout_b, 0 if beta == 0 else 1)  # type: ignore[arg-type]
+    kernel = _kernel(problem, machine or machine_of(taken.a.ordinal), policy)
+    product = kernel.run(taken._replace(a=left, b=right), out, alpha, beta)
+    if machine is None:
+        _remember(kernel, a, b, transpose_a, transpose_b, beta, policy, layout_a, layout_b)
+    return product
+
+
+def _kernel(problem: Problem, machine: Machine, policy: Policy) -> Kernel:
+    key = (problem, machine, policy)
+    kernel = _kernels.get(key)
+    if kernel is None:
+        with _loading:  # many threads may ask for one kernel: it is compiled and loaded once
+            kernel = _kernels.get(key)
+            if kernel is None:
+                kernel = _kernels[key] = load(problem, machine, policy=policy)
+    return kernel
+
+
+def _remember(
+    kernel: Kernel,
+    a: Any,
+    b: Any,
+    transpose_a: bool,
+    transpose_b: bool,
+    beta: float,
+    policy: Policy,
+    layout_a: str,
+    layout_b: str,
+) -> None:
+    """Note how CuPy arrays that look like these are multiplied."""
+    global _ndarray
+    if type(a) is not kernel.ndarray or type(b) is not kernel.ndarray:
+        return
+    _ndarray = kernel.ndarray
+    key = (
+        a.shape,
+        a.strides,
+        b.shape,
+        b.strides,
+        a.data.device_id,
+        transpose_a,
+        transpose_b,
+        beta == 0.0,
+        policy,
+    )
+    _short[key] = (kernel, (layout_a == "t") != transpose_a, (layout_b == "t") != transpose_b)

@@ -1,0 +1,120 @@
+"""Turns PTX into launches in the simulator, on operands in host memory that are given by address."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.compiler import Binary
+from autotune.device import Device, named_device
+from autotune.kernel.libraries import Taken, take
+from autotune.problem import FLOAT_BYTES
+from autotune.render import Source
+
+DEFAULT_TARGET = "h200"
+_ALLOCATION = 256  # bytes: the simulator takes the start of an allocation for aligned to this
+
+
+class NoArray:
+    """A type that no operand has: there is no short way to the simulator."""
+
+
+class SimulatedMachine:
+    """A GPU of the built-in table, simulated; its arrays are NumPy's.
+
+    Attributes:
+        device: Its facts.
+        ordinal: None: it is none of this machine's.
+        options: For the compiler: faults name lines of the source.
+        ndarray: A type that no array has.
+    """
+
+    options: tuple[str, ...] = ("-lineinfo",)
+    ordinal: int | None = None
+    ndarray: Any = NoArray
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def current_stream(self, ordinal: int) -> Any:
+        """Nothing has a stream here."""
+        raise NotImplementedError
+
+    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
+        """Turn NumPy arrays into operands: see `autotune.kernel.libraries.take`."""
+        return take(a, b, out, stream, host=True)
+
+    def load(self, source: Source, binary: Binary) -> SimulatedLaunch:
+        """Make the kernel callable."""
+        return SimulatedLaunch(source, binary)
+
+
+@cache
+def simulated_machine(target: str = DEFAULT_TARGET) -> SimulatedMachine:
+    """Return the simulator of one GPU of the table.
+
+    Raises:
+        UsageError: The table has no such GPU.
+    """
+    return SimulatedMachine(named_device(target))
+
+
+class SimulatedLaunch:
+    """A kernel in the simulator; calling it computes, and returns when C is there."""
+
+    def __init__(self, source: Source, binary: Binary) -> None:
+        self._source = source
+        self._ptx = binary.ptx
+
+    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
+        """Execute one launch on operands in host memory.
+
+        Args:
+            a: Address of A.
+            b: Address of B.
+            c: Address of C.
+            alpha: Scalar of the product.
+            beta: Scalar of C.
+            stream: Ignored.
+
+        Raises:
+            SimulationFault: The kernel did what no kernel may.
+        """
+        from autotune.simulator import run_ptx
+
+        problem, launch = self._source.problem, self._source.launch
+        sizes = [
+            (rows - 1) * lead + columns
+            for (rows, columns), lead in (
+                (problem.a_shape, problem.lda),
+                (problem.b_shape, problem.ldb),
+                (problem.c_shape, problem.ldc),
+            )
+        ]
+        arrays = _floats((a, b, c), sizes)
+        workspace = (
+            [np.zeros(launch.workspace_bytes // FLOAT_BYTES, np.float32)] if launch.workspace_bytes else []
+        )
+        run_ptx(
+            self._ptx,
+            self._source.entry,
+            launch.grid,
+            launch.block,
+            (np.float32(alpha), arrays[0], arrays[1], np.float32(beta), arrays[2], *workspace),
+            shared_bytes=launch.shared_bytes,
+        ).raise_if_faulty()
+
+
+def _floats(addresses: tuple[int, ...], sizes: list[int]) -> list[NDArray[np.float32]]:
+    """View memory as arrays of float32 that keep the alignment of their addresses, and may overlap."""
+    first = min(addresses) // _ALLOCATION * _ALLOCATION
+    last = max(address + FLOAT_BYTES * size for address, size in zip(addresses, sizes, strict=True))
+    memory = np.frombuffer(memoryview((ctypes.c_char * (last - first)).from_address(first)), np.uint8)
+    return [
+        memory[address - first : address - first + FLOAT_BYTES * size].view(np.float32)
+        for address, size in zip(addresses, sizes, strict=True)
+    ]

@@ -1,0 +1,135 @@
+"""Turns records into one file that can be handed on, and such a file back into checked records."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import secrets
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from autotune.errors import RecordError, UsageError
+from autotune.records import jsontext, typed
+from autotune.records.files import from_json, record_path, to_json
+from autotune.records.schema import Record
+
+MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
+MOST_RECORDS = 100_000
+KINDS = (".tar.gz", ".tgz", ".jsonl")
+
+
+def write_archive(found: Iterable[Record], path: Path) -> int:
+    """Write records into one file; the same records give the same bytes.
+
+    Args:
+        found: The records.
+        path: ``*.tar.gz`` holds the files as they lie in a folder of records; ``*.jsonl`` one record a line.
+
+    Returns:
+        How many were written.
+
+    Raises:
+        UsageError: The name says neither.
+        RecordError: The file cannot be written.
+    """
+    kind = _kind(path)
+    entries = sorted(
+        (record_path(each.device, each.family, each.problem, root=Path(), estimated=_estimated(each)), each)
+        for each in found
+    )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                if kind == ".jsonl":
+                    for _, record in entries:
+                        file.write(jsontext.compact(typed.plain(record)).encode() + b"\n")
+                else:
+                    _write_tar(
+                        file, [(name.as_posix(), to_json(record).encode()) for name, record in entries]
+                    )
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written ({error.strerror})") from None
+    return len(entries)
+
+
+def read_archive(path: Path) -> Iterator[Record | RecordError]:
+    """Give each record of an archive, or what is wrong with it; nothing is unpacked.
+
+    Raises:
+        UsageError: The name is of no archive.
+        RecordError: The file cannot be read at all, or holds too much.
+    """
+    kind = _kind(path)
+    try:
+        with path.open("rb") as file:
+            texts = _lines(file) if kind == ".jsonl" else _members(file)
+            for number, (where, content) in enumerate(texts):
+                if number >= MOST_RECORDS:
+                    raise RecordError(f"{path}: more than {MOST_RECORDS} records")
+                try:
+                    yield _read(content, f"{path}, {where}")
+                except RecordError as error:
+                    yield error
+    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile) as error:
+        raise RecordError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _read(content: bytes | None, where: str) -> Record:
+    if content is None:
+        raise RecordError(f"{where}: larger than {MOST_BYTES} bytes: not a record")
+    try:
+        return from_json(content.decode(), where)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{where}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def _write_tar(file: IO[bytes], entries: list[tuple[str, bytes]]) -> None:
+    with (
+        gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for name, content in entries:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def _members(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:
+    with tarfile.open(fileobj=file, mode="r:gz") as archive:
+        for member in archive:
+            if not member.isfile() or not member.name.endswith(".json"):
+                continue
+            where = json.dumps(member.name)
+            opened = archive.extractfile(member) if member.size <= MOST_BYTES else None
+            yield where, opened.read() if opened is not None else None
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:
+    number = 0
+    while line := file.readline(MOST_BYTES + 1):
+        number += 1
+        if len(line) > MOST_BYTES:
+            yield f"line {number}", None
+            return
+        if line.strip():
+            yield f"line {number}", line
+
+
+def _estimated(record: Record) -> bool:
+    return record.evidence == "estimated"
+
+
+def _kind(path: Path) -> str:
+    for kind in KINDS:
+        if path.name.endswith(kind):
+            return kind
+    raise UsageError(f"{path.name!r} is no archive of records: give a name that ends in {', '.join(KINDS)}")

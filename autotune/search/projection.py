@@ -1,0 +1,120 @@
+"""Turns proposals of an Optuna sampler, which knows no constraints, into unseen points of a legal list.
+
+The sampler sees one unconstrained categorical distribution for each parameter, and a raw proposal is
+projected to the nearest legal point that was not proposed before. The trial holds the projected point from
+its start, so that a sampler which looks at running trials, as TPE's constant liar does, keeps later
+proposals away from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from autotune.space import Legal
+
+MISMATCH_COST = 0.5  # added to the scaled ordinal distance for each parameter that differs
+TABLE_ENTRIES = 1 << 13  # parameters are folded into lookup tables of at most this many entries
+
+
+class Projected:
+    """Any Optuna sampler, projected to the legal list.
+
+    Args:
+        legal: The points.
+        distributions: Of each parameter the values that occur.
+        seed: Chooses between legal points that are equally near; the sampler has its own.
+        sampler: An `optuna.samplers.BaseSampler`.
+    """
+
+    def __init__(self, legal: Legal, distributions: dict[str, Any], seed: int, sampler: Any) -> None:
+        self.sampler = sampler
+        self._legal = legal
+        self._space = {name: each for name, each in distributions.items() if not each.single()}
+        self._rng = np.random.default_rng(seed)
+        self._projection = Projection(legal)
+
+    def propose(self, study: Any, trial: Any, seen: NDArray[np.bool_]) -> int:
+        """Project the sampler's raw proposal."""
+        relative = self.sampler.infer_relative_search_space(study, trial)
+        joint = {name: each for name, each in relative.items() if name in self._space}
+        raw = self.sampler.sample_relative(study, trial, joint) if joint else {}
+        alone = {
+            name: self.sampler.sample_independent(study, trial, name, each)
+            for name, each in self._space.items()
+            if name not in raw
+        }
+        return self._projected({**raw, **alone}, seen)
+
+    def _projected(self, raw: dict[str, Any], seen: NDArray[np.bool_]) -> int:
+        choices = self._legal.choices
+        target = [choices[name].index(raw[name]) if name in raw else 0 for name in self._legal.names]
+        return int(self._rng.choice(self._projection.nearest(target, seen)))
+
+
+class Tpe(Projected):
+    """Optuna's multivariate TPE (Bergstra et al. 2011), projected to the legal list."""
+
+    def __init__(self, legal: Legal, distributions: dict[str, Any], seed: int) -> None:
+        import optuna
+
+        super().__init__(legal, distributions, seed, optuna.samplers.TPESampler(seed=seed))
+
+    def propose(self, study: Any, trial: Any, seen: NDArray[np.bool_]) -> int:
+        """Project TPE's raw proposal; until 10 trials are complete, draw uniformly from the unseen."""
+        raw = self.sampler.sample_relative(study, trial, self._space)
+        return self._projected(raw, seen) if raw else int(self._rng.choice(np.flatnonzero(~seen)))
+
+
+class Projection:
+    """Finds the unseen legal points nearest to any point of the unconstrained space.
+
+    The distance is a sum over the parameters that differ: the difference of their ordinals, divided by the
+    number of choices less one, plus `MISMATCH_COST`. Adjacent parameters are folded into one code per point,
+    so that a distance takes a few table lookups per point: with 14 parameters in 3 tables, 0.7 ms for 150,000
+    points and 3.3 ms for a million on one CPU core, where arithmetic on the ordinals takes 29 and 149 ms.
+    """
+
+    def __init__(self, legal: Legal) -> None:
+        self._groups: list[tuple[list[int], NDArray[np.intp]]] = []
+        self._sizes = [len(legal.choices[name]) for name in legal.names]
+        entries = TABLE_ENTRIES
+        for column, size in enumerate(self._sizes):
+            codes = legal.ordinals[:, column].astype(np.intp)
+            if np.ptp(codes) == 0:
+                continue  # the same for every point
+            if entries * size <= TABLE_ENTRIES:
+                columns, folded = self._groups[-1]
+                columns.append(column)
+                folded *= size
+                folded += codes
+                entries *= size
+            else:
+                self._groups.append(([column], codes))
+                entries = size
+        self._distance = np.empty(len(legal), np.float32)
+        self._part = np.empty(len(legal), np.float32)
+
+    def nearest(self, target: Sequence[int], seen: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """List the unseen points at the smallest distance, in list order.
+
+        Args:
+            target: One ordinal per parameter, in the order of `legal.names`.
+            seen: `[count]` bool, true for points to leave out; at least one is false.
+        """
+        distance = self._distance
+        distance.fill(0)
+        for columns, codes in self._groups:
+            table = np.zeros(1, np.float32)
+            for column in columns:
+                gap = np.abs(np.arange(self._sizes[column]) - target[column])
+                cost = gap / (self._sizes[column] - 1) + MISMATCH_COST * (gap > 0)
+                table = np.add.outer(table, cost.astype(np.float32)).ravel()
+            np.take(table, codes, out=self._part, mode="clip")  # mode "raise" would buffer the output
+            distance += self._part
+        np.putmask(distance, seen, np.inf)
+        return np.flatnonzero(distance <= distance.min() + 1e-5)  # sums in another order differ by rounding

@@ -1,0 +1,82 @@
+"""Turns what a search is about into the name and the identity of its study."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import UsageError
+from autotune.records import typed
+from autotune.records.trials import TrialHeader
+from autotune.sharing.study import SharedStudy
+
+if TYPE_CHECKING:
+    from autotune.space import Legal
+
+IDENTITY = "autotune"  # the attribute of a study that says what it is about
+WAIT_S = 5.0  # how long the process that created a study may take to say so
+
+
+def identity_of(header: TrialHeader, legal: Legal) -> dict[str, Any]:
+    """Say what must be the same in all processes of a study, as plain JSON values.
+
+    The driver is left out: hosts of one cluster may differ in it, and their times do not.
+    """
+    head = [list(legal.names), [list(legal.choices[name]) for name in legal.names]]
+    points = hashlib.sha256(json.dumps(head).encode() + legal.ordinals.tobytes()).hexdigest()
+    plain = json.loads(json.dumps(typed.plain(replace(header, driver=None))))
+    del plain["schema"], plain["driver"]
+    return {**plain, "points": points}
+
+
+def study_name(header: TrialHeader, what: dict[str, Any], name: str | None) -> str:
+    """Name a study: by its family and what the user called it, or by all that it is about."""
+    if name is not None:
+        return f"{name}_{header.family}"
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{header.family}_{header.problem.key}_{header.device.slug}_{digest}"
+
+
+def process_name() -> str:
+    """Name this process: its host, its number there, and a word that no other has."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+def agree(study: SharedStudy, what: dict[str, Any]) -> None:
+    """Write what a study is about, if this process created it; otherwise make sure that it is the same.
+
+    Raises:
+        UsageError: It is not.
+        StorageLost: The storage does not answer.
+    """
+    if study.created:
+        study.set_attribute(IDENTITY, what)
+        return
+    deadline = time.monotonic() + WAIT_S
+    while (found := study.attributes().get(IDENTITY)) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if found is None:  # whoever created it died at once, or it is somebody else's
+        if study.changes():
+            raise UsageError(
+                f"study {study.name!r} in {study.url} was not made by autotune: give another --study"
+            )
+        study.set_attribute(IDENTITY, what)
+    elif found != what:
+        raise UsageError(
+            f"study {study.name!r} in {study.url} is about something else: {_difference(found, what)}; "
+            "give another --study, or none"
+        )
+
+
+def _difference(there: Any, here: Any) -> str:
+    """Name the first thing in which two identities differ."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return f"is {there} there and {here} here"
+    key = next(key for key in {**here, **there} if there.get(key) != here.get(key))
+    return f"{key} {_difference(there.get(key), here.get(key))}"

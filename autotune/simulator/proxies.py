@@ -1,0 +1,74 @@
+"""Turns writes, fences and the tensor cores' reads of shared memory into faults of their order.
+
+The tensor cores read shared memory past the path of ordinary accesses (in the PTX ISA's words, through the
+async proxy) and while the kernel goes on. So who writes what they read must run fence.proxy.async between the
+write (cp.async: its wait) and the barrier; and nobody may write it before wgmma.wait_group covers the read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from autotune.simulator.async_copies import AsyncCopies
+from autotune.simulator.emitter import Access
+from autotune.simulator.lanes import Lanes
+from autotune.simulator.shared import Pattern, SharedMemory
+
+_PLAIN = -1  # not written by a cp.async
+
+
+class Proxies:
+    """Watches the shared memory of one group of blocks whose kernel has wgmma."""
+
+    def __init__(self, lanes: Lanes, shared: SharedMemory, copies: AsyncCopies) -> None:
+        units = len(shared.storage) // shared.unit
+        self.lanes, self.shared, self.copies = lanes, shared, copies
+        self.readers = np.zeros(units, np.int32)  # products under way that read each unit
+        self._writer = np.full(units, -1, np.int64)  # lane that last wrote it, but for bulk copies
+        self._written = np.zeros(units, np.int64)  # fences that lane had run then
+        self._copied = np.full(units, _PLAIN, np.int64)  # its group of cp.async
+        self._fences = np.zeros(lanes.count, np.int64)
+        self._shown = np.zeros(lanes.count, np.int64)  # groups of cp.async complete at the last fence
+
+    def fence(self, mask: Any) -> None:
+        """Note fence.proxy.async of the active lanes."""
+        self._fences += 1 if mask is None else mask
+        np.copyto(self._shown, self.copies.waited, where=True if mask is None else mask)
+
+    def write(self, access: Access, found: Pattern, in_flight: bool, bulk: bool) -> None:
+        """Check and note a write; in_flight: by cp.async; bulk: by a bulk copy, which needs no fence."""
+        busy = self.readers[found.words] > 0
+        if busy.any():
+            where = int(np.argmax(busy))
+            address = int(found.words[where]) * self.shared.unit % self.shared.window
+            message = f"{access.opcode} writes what a wgmma may still read: no wgmma.wait_group covers it"
+            raise self.lanes.stop(
+                "async-product", message, access.line, int(found.lane[where]), address, "shared"
+            )
+        self._writer[found.words] = -1 if bulk else found.lane
+        self._written[found.words] = self._fences[found.lane]
+        self._copied[found.words] = self.copies.committed[found.lane] if in_flight else _PLAIN
+
+    def read(self, access: Access, found: Pattern) -> None:
+        """Check and note that a product begins to read."""
+        writer = self._writer[found.words]
+        copied = self._copied[found.words]
+        fenced = np.where(
+            copied == _PLAIN, self._fences[writer] > self._written[found.words], copied < self._shown[writer]
+        )
+        bad = (writer >= 0) & ~fenced
+        if bad.any():
+            where = int(np.argmax(bad))
+            address = int(found.words[where]) * self.shared.unit % self.shared.window
+            thread = self.lanes.thread_place(int(self.lanes.thread[writer[where]]))
+            message = f"{access.opcode} reads what thread {thread} wrote without fence.proxy.async behind it"
+            raise self.lanes.stop(
+                "async-product", message, access.line, int(found.lane[where]), address, "shared"
+            )
+        self.readers[found.words] += 1
+
+    def release(self, found: Pattern) -> None:
+        """Note that a product was waited for."""
+        self.readers[found.words] -= 1

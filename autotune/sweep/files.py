@@ -1,0 +1,97 @@
+"""Turns a path into a sweep, whatever form its file has, and writes one in any form."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from autotune.errors import UsageError
+from autotune.sweep.kernel_tuner import parse_cache, read_cache, write_cache
+from autotune.sweep.log import read_log_sweep, write_log
+from autotune.sweep.sweep import Sweep
+from autotune.sweep.t4 import read_t4, write_t4
+from autotune.sweep.table import read_table, write_table
+
+LOG, TABLE = ".trials.jsonl", (".csv", ".csv.gz")
+FORMS: dict[str, Callable[[Sweep, Path], str]] = {
+    "csv": lambda sweep, path: write_table(sweep),
+    "trials": write_log,
+    "t4": lambda sweep, path: write_t4(sweep),
+    "kernel-tuner": lambda sweep, path: write_cache(sweep),
+}
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep in any of `FORMS`; a log by its ending, the others by ending and content.
+
+    Raises:
+        UsageError: One line with the file, what is wrong in it, and what to do.
+    """
+    if path.name.endswith(LOG):
+        return read_log_sweep(path)
+    text = _text(path)
+    if path.name.endswith(TABLE):
+        return read_table(path, text)
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UsageError(
+            f"{path}: its ending says no form: give a .csv, .csv.gz, .json, .json.gz or {LOG} file"
+        )
+    content = parse_cache(path, text)
+    if isinstance(content, dict) and "cache" in content:
+        return read_cache(path, content)
+    if isinstance(content, dict) and "results" in content:
+        return read_t4(path, content)
+    raise UsageError(
+        f"{path}: neither a cache file of Kernel Tuner (no field cache) nor T4 results (no field results)"
+    )
+
+
+def form_of(path: Path) -> str:
+    """Tell the form of a file to be written by its ending.
+
+    Raises:
+        UsageError: The ending does not tell.
+    """
+    if path.name.endswith(LOG):
+        return "trials"
+    if path.name.endswith(TABLE):
+        return "csv"
+    raise UsageError(f"{path}: its ending does not tell the form: say --to {' or '.join(FORMS)}")
+
+
+def write_sweep(sweep: Sweep, path: Path, form: str) -> None:
+    """Write a sweep in one of `FORMS`, compressed where the path ends in .gz.
+
+    Raises:
+        UsageError: The form cannot hold it, or the file cannot be written.
+    """
+    try:
+        content = FORMS[form](sweep, path).encode()
+    except UnicodeEncodeError as error:
+        odd = error.object[error.start : error.end]
+        raise UsageError(
+            f"{path} cannot be written: {odd!a:.40} in a name or value of {sweep.name} is half a character, "
+            "which UTF-8 has not: leave it out, or convert --to t4 or kernel-tuner"
+        ) from None
+    except RecursionError:
+        raise UsageError(f"{path} cannot be written: lists of {sweep.name} nest too deeply") from None
+    try:
+        path.write_bytes(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if path.name.endswith(".gz"):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path}: not a whole gzip file ({error}): copy it again") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None

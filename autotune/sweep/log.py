@@ -1,0 +1,80 @@
+"""Turns the log of a search into a `Sweep` of what it measured, and a sweep of our trials back into a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import REJECTION_KINDS, RecordError, Rejected, UsageError
+from autotune.records import jsontext, typed
+from autotune.records.trials import read_trials
+from autotune.sweep.sweep import About, Point, Sweep, make_sweep, seconds_of, time_of
+
+OWN = {"config", "outcome", "why", "median_ms", "compile_s", "gpu_s"}
+
+
+def read_log_sweep(path: Path) -> Sweep:
+    """Read a log; estimates are left out.
+
+    Raises:
+        UsageError: It cannot be read, or a trial is not what it should be.
+    """
+    try:
+        header, trials = read_trials(path)
+    except RecordError as error:
+        raise UsageError(f"{error}: give a log with its header in the first line") from None
+    names: list[str] = []
+    points = []
+    for number, trial in enumerate(trials, 1):
+        config, kind = trial.get("config"), trial.get("outcome")
+        if kind in ("estimated", "proven"):  # without a GPU
+            continue
+        if not (isinstance(config, dict) and config) or (names and set(config) != set(names)):
+            raise UsageError(
+                f"{path}: trial {number} has config {config!r:.80}: give the value of each parameter"
+            )
+        names = names or list(config)
+        outcome: float | Rejected
+        if kind in REJECTION_KINDS:
+            outcome = Rejected(kind, str(trial.get("why", "")))
+        elif kind == "measured":
+            outcome = time_of(trial.get("median_ms"), lambda n=number: f"{path}: median_ms of trial {n}")  # type: ignore[misc]
+        else:
+            raise UsageError(
+                f"{path}: trial {number} has outcome {kind!r}: give measured or a kind of rejection"
+            )
+        extra = {name: value for name, value in trial.items() if name not in OWN}
+        compile_s, gpu_s = (
+            seconds_of(trial.get(name), lambda name=name, n=number: f"{path}: {name} of trial {n}")  # type: ignore[misc]
+            for name in ("compile_s", "gpu_s")
+        )
+        points.append(Point(config, outcome, compile_s, gpu_s, extra))
+    about = About(header.family, header.device.name, None, header)
+    return make_sweep(path, names, points, about)
+
+
+def write_log(sweep: Sweep, path: Path) -> str:
+    """Write a sweep as a log.
+
+    Raises:
+        UsageError: The sweep does not say what its trials belong to.
+    """
+    header = sweep.about.header
+    if header is None:
+        raise UsageError(
+            f"{path}: a log says of which space, template and device its trials are, and {sweep.name} does "
+            "not: convert it to csv, t4 or kernel-tuner"
+        )
+    lines = [typed.plain(header), *(_line(point) for point in sweep.points)]
+    return "".join(jsontext.compact(line) + "\n" for line in lines)
+
+
+def _line(point: Point) -> dict[str, Any]:
+    line: dict[str, Any] = {"config": dict(point.config)}
+    if isinstance(point.outcome, Rejected):
+        line |= {"outcome": point.outcome.kind, "why": point.outcome.why}
+    else:
+        line |= {"outcome": "measured", "median_ms": point.outcome}
+    line |= {"compile_s": point.compile_s} if point.compile_s is not None else {}
+    line |= {"gpu_s": point.gpu_s} if point.gpu_s is not None else {}
+    return line | dict(point.extra)

@@ -1,0 +1,206 @@
+"""Turns measured configs into a `Sweep`: a legal list that can be searched again without a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import Rejected, UsageError
+from autotune.problem import Problem
+from autotune.records.trials import TrialHeader
+from autotune.space import Legal
+
+TIMES = ("median_ms", "mean_ms")
+OUTCOMES = ("outcome", "status")
+SECONDS = ("compile_s", "gpu_s")
+RESERVED = {*TIMES, *OUTCOMES, *SECONDS, "why"}  # columns of a table that say what became of a config
+MOST_VALUES = 1 << 15  # of a parameter: a legal list counts them in 16 bits
+LARGEST = 1 << 63  # number, as a parameter
+
+
+@dataclass(frozen=True)
+class Point:
+    """One config and what became of it.
+
+    Attributes:
+        config: Parameter to value.
+        outcome: Median time of a launch in milliseconds, or why there is none.
+        compile_s: Seconds of compiling; None if unknown.
+        gpu_s: Seconds on the GPU, verification and repeats included; None if unknown.
+        extra: What else the file says of it, as JSON values by name.
+    """
+
+    config: Mapping[str, Any]
+    outcome: float | Rejected
+    compile_s: float | None = None
+    gpu_s: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a sweep was measured of and on, as far as the file says.
+
+    Attributes:
+        kernel: Name of the kernel or family.
+        device: Name of the GPU.
+        size: Of the problem, as the tuner counted it.
+        header: Of our own trials; None for those of others.
+    """
+
+    kernel: str | None = None
+    device: str | None = None
+    size: tuple[int, ...] | None = None
+    header: TrialHeader | None = None
+
+    @property
+    def problem(self) -> Problem | None:
+        """The problem; None if the trials are not ours."""
+        return None if self.header is None else self.header.problem
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Every measured config of a space, or as many as there are.
+
+    Attributes:
+        name: Of the file, without its endings.
+        points: In the order of the file; none twice.
+        legal: Their configs, in the same order.
+        about: What they are of.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    legal: Legal
+    about: About = field(default_factory=About)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @cached_property
+    def median_ms(self) -> NDArray[np.float64]:
+        """`[count]`, milliseconds; NaN where the config was rejected."""
+        return np.array([p.outcome if isinstance(p.outcome, float) else math.nan for p in self.points])
+
+    @cached_property
+    def compile_s(self) -> NDArray[np.float64] | None:
+        """`[count]`, seconds; the median where one is unknown, None where all are."""
+        return _filled([point.compile_s for point in self.points])
+
+    @cached_property
+    def gpu_s(self) -> NDArray[np.float64] | None:
+        """`[count]`, seconds; the median where one is unknown, None where all are."""
+        return _filled([point.gpu_s for point in self.points])
+
+    @property
+    def best_ms(self) -> float:
+        """Time of the fastest config, milliseconds."""
+        return float(np.nanmin(self.median_ms))
+
+
+def make_sweep(path: Path, names: Sequence[str], points: Sequence[Point], about: About) -> Sweep:
+    """Make a sweep; of a config that comes several times the last one counts.
+
+    Args:
+        path: For its name, and for errors.
+        names: Parameters, in order.
+        points: With a value for each of them.
+        about: What they are of.
+
+    Raises:
+        UsageError: There is no point, or none with a time; or a parameter has a name that is not its own, too
+            many values, or one that is out of range.
+    """
+    for name in names:
+        if name in RESERVED or names.count(name) > 1:
+            why = "is the name of a result" if name in RESERVED else "is the name of two parameters"
+            raise UsageError(f"{path}: {name!r:.80} {why}: rename the parameter")
+    if not points:
+        raise UsageError(f"{path}: there is no config in it: give a file with measured configs")
+    latest = {tuple(point.config[name] for name in names): point for point in points}
+    kept = tuple(latest.values())
+    if not any(isinstance(point.outcome, float) for point in kept):
+        raise UsageError(
+            f"{path}: not one of its {len(kept)} configs has a time: give a file with measured configs"
+        )
+    occurring = {name: {row[i] for row in latest} for i, name in enumerate(names)}
+    for name, values in occurring.items():
+        if any(not isinstance(value, str) and not -LARGEST < value < LARGEST for value in values):  # or NaN
+            raise UsageError(
+                f"{path}: parameter {name!r:.80} has a value that is no number between -2^63 and 2^63: "
+                "give a smaller number, or a word"
+            )
+        if len(values) > MOST_VALUES:
+            raise UsageError(
+                f"{path}: parameter {name!r:.80} has {len(values):,} different values, at most "
+                f"{MOST_VALUES:,} can be searched: leave it out if it only numbers the configs"
+            )
+    choices = {name: _ordered(values) for name, values in occurring.items()}
+    places = [{value: place for place, value in enumerate(choices[name])} for name in names]
+    ordinals = np.array(
+        [[place[value] for place, value in zip(places, row, strict=True)] for row in latest], np.int16
+    ).reshape(len(kept), len(names))
+    raw = math.prod(map(len, choices.values()))
+    legal = Legal(tuple(names), choices, ordinals, raw, ())
+    name = path.name
+    for ending in (".gz", ".csv", ".jsonl", ".json", ".trials"):
+        name = name.removesuffix(ending)
+    return Sweep(name, kept, legal, about)
+
+
+def time_of(value: Any, where: Callable[[], str]) -> float:
+    """Check a time in milliseconds.
+
+    Raises:
+        UsageError: It is none.
+    """
+    number = _in_range(value, where)
+    if number is None or number <= 0:
+        raise UsageError(f"{where()} is {value!r:.80}, not a time: give milliseconds above 0")
+    return number
+
+
+def seconds_of(value: Any, where: Callable[[], str]) -> float | None:
+    """Read seconds that need not be there.
+
+    Raises:
+        UsageError: They are an integer that no float holds.
+    """
+    number = _in_range(value, where)
+    return number if number is not None and number >= 0 else None
+
+
+def from_ms(milliseconds: float | None) -> float | None:
+    """Turn milliseconds into seconds, without digits that only the division makes."""
+    return None if milliseconds is None else round(milliseconds / 1e3, 12)
+
+
+def _in_range(value: Any, where: Callable[[], str]) -> float | None:
+    """Return a finite number as a float; None for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer; it may have too many digits to be shown
+        raise UsageError(f"{where()} is an integer beyond 1.8e308, not a time: give a smaller one") from None
+
+
+def _filled(values: Sequence[float | None]) -> NDArray[np.float64] | None:
+    column = np.array([math.nan if value is None else value for value in values])
+    known = column[~np.isnan(column)]
+    if not known.any():  # unknown, or all 0: not kept by whoever wrote the file
+        return None
+    return np.where(np.isnan(column), np.median(known), column)
+
+
+def _ordered(values: set[Any]) -> tuple[Any, ...]:
+    """Sort numbers by size, and words behind them by the alphabet."""
+    return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))

@@ -1,0 +1,327 @@
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
+// config   BM32-TM8-LM4-BN96-TN12-VM1-VN1-BK32-split_k8-warps_k2-cp_async-stages2-transpose_a0-transpose_b0-read_k4-vec_a4-vec_b4-vec_c1-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages1-serpentine-group_m1-min_blocks1
+// template 7faf441cbc143faf
+
+// The problem.
+constexpr int m = 32;  // rows of C
+constexpr int n = 18944;  // columns of C
+constexpr int k = 3584;  // length of a dot product
+constexpr long long lda = 3584, ldb = 3584, ldc = 18944;  // floats from one stored row to the next
+
+// The choice.
+constexpr int BM = 32, BN = 96;  // block tile of C
+constexpr int BK = 32;  // depth of one step along k
+constexpr int split_k = 8;  // parts that k is cut into, each a block's
+constexpr int warps_k = 2;  // warps that share a tile and take turns along k
+constexpr int LM = 4, LN = 8;  // lanes of a warp
+constexpr int TM = 8, TN = 12;  // outputs of one thread
+constexpr int VM = 1, VN = 1;  // contiguous fragments of a thread's rows and columns
+constexpr int read_k = 4;  // steps along k that one fragment covers
+constexpr int stages = 2;  // shared-memory buffers
+constexpr int vec_a = 4, vec_b = 4, vec_c = 1;  // floats per global access
+constexpr int smem_pad = 4;  // floats added to shared rows that are written across
+constexpr int group_m = 1;  // rows of tiles worked on together
+
+// What follows from it.
+constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
+constexpr int warps_n = BN / WN;
+constexpr int warps_m = BM / WM;
+constexpr int num_threads = 32 * warps_m * warps_n * warps_k;
+constexpr int reads = BK / (warps_k * read_k);  // times in a step that a thread reads fragments
+constexpr int tiles_m = 1, tiles_n = 198;  // block tiles of C
+constexpr int tiles_k = 112;  // steps along k
+constexpr int As_row = BK + smem_pad;  // floats from one shared row to the next
+constexpr int Bs_row = BK + smem_pad;
+constexpr int As_stage = BM * As_row;  // floats of one buffer
+constexpr int Bs_stage = BN * Bs_row;
+
+static_assert(LM * LN == 32, "a warp has 32 lanes");
+static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
+static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
+static_assert(num_threads <= 1024, "a block has at most 1024 threads");
+static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
+static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
+static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
+
+// `width` floats that move in one instruction.
+template <int width>
+struct alignas(4 * width) Vector {
+    float lane[width];
+};
+
+__device__ __forceinline__ unsigned shared_address(const float* pointer)
+{
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Start copying `bytes` bytes from global to shared memory; zeros arrive instead where `inside` is false.
+template <int bytes>
+__device__ __forceinline__ void cp_async(unsigned to, const float* from, bool inside = true)
+{
+    if constexpr (bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(inside ? bytes : 0) : "memory");
+}
+
+// Close the group of copies started since the last commit.
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Wait until at most `pending` groups of this thread are still on their way.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
+__device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
+
+// Read what another block wrote: from L2, since the SMs' own caches do not see each other's writes.
+template <int width>
+__device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
+{
+    Vector<width> to;
+    if constexpr (width == 4)
+        asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3])
+                     : "l"(from)
+                     : "memory");
+    else if constexpr (width == 2)
+        asm volatile("ld.global.cg.v2.f32 { %0, %1 }, [%2];" : "=f"(to.lane[0]), "=f"(to.lane[1]) : "l"(from) : "memory");
+    else
+        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from) : "memory");
+    return to;
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
+sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
+{
+    extern __shared__ __align__(16) float shared[];
+    float* const As = shared;                      // [stages][BM][As_row]
+    float* const Bs = shared + stages * As_stage;  // [stages][BN][Bs_row]
+
+    const int thread = threadIdx.x;
+    const int warp = thread / 32, lane = thread % 32;
+    const int warp_k = warp / (warps_m * warps_n), warp_m = warp / warps_n % warps_m, warp_n = warp % warps_n;
+    const int lane_m = lane / LN, lane_n = lane % LN;
+
+    // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
+    constexpr int tiles = tiles_m * tiles_n;
+    const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;
+    constexpr int steps = tiles_k / split_k;  // of each part
+    const int first_step = part * steps;
+    const int part_k = first_step * BK;  // where the part begins
+    // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
+    // their tiles of A and B in L2.
+    constexpr int group_tiles = group_m * tiles_n;
+    const int group = tile_id / group_tiles, in_group = tile_id % group_tiles;
+    constexpr int group_rows = group_m;
+    const int block_row = (group * group_m + in_group % group_rows) * BM;
+    const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
+    const int block_col = min(tile_col, n - BN);
+
+    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
+    constexpr int a_width = BK / vec_a;  // moves along one stored row
+    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
+    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
+    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
+    const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
+
+    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
+    constexpr int b_width = BK / vec_b;  // moves along one stored row
+    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
+    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
+    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
+    const float* b_global = B + (block_col + b_row) * ldb + (part_k + b_col);
+
+    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
+    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+
+    // Start copying the next tile of A and of B into buffer `stage`.
+    auto load_tile = [&](int stage) {
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i * a_rows, col = 0;
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
+        }
+        a_global += BK;
+        b_global += BK;
+    };
+
+    // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
+    // its columns likewise.
+    const float* const a_fragments = As + (warp_m * WM + lane_m * VM) * As_row + warp_k * (BK / warps_k);
+    const float* const b_fragments = Bs + (warp_n * WN + lane_n * VN) * Bs_row + warp_k * (BK / warps_k);
+    alignas(16) float reg_m[1][TM][read_k], reg_n[1][TN][read_k];
+    float acc[TM][TN] = {};
+
+    // Read rows read * read_k and the next ones of buffer `stage`: along k where an operand is kept so, else row by row.
+    auto load_fragments = [&](int half, int stage, int read) {
+        #pragma unroll
+        for (int i = 0; i < TM; ++i)
+            *reinterpret_cast<Vector<read_k>*>(&reg_m[half][i][0]) = *reinterpret_cast<const Vector<read_k>*>(
+                &a_fragments[stage * As_stage + (i / VM * (LM * VM) + i % VM) * As_row + read * read_k]);
+        #pragma unroll
+        for (int j = 0; j < TN; ++j)
+            *reinterpret_cast<Vector<read_k>*>(&reg_n[half][j][0]) = *reinterpret_cast<const Vector<read_k>*>(
+                &b_fragments[stage * Bs_stage + (j / VN * (LN * VN) + j % VN) * Bs_row + read * read_k]);
+    };
+
+    // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
+    auto multiply_step = [&](int half, int r) {
+        #pragma unroll
+        for (int i = 0; i < TM; ++i)
+            #pragma unroll
+            for (int step = 0; step < TN; ++step) {
+                const int j = i % 2 ? TN - 1 - step : step;
+                acc[i][j] += reg_m[half][i][r] * reg_n[half][j][r];
+            }
+    };
+
+    // One read's worth of FFMAs.
+    auto multiply = [&](int half) {
+        #pragma unroll
+        for (int r = 0; r < read_k; ++r)
+            multiply_step(half, r);
+    };
+
+    // Fill every buffer but one.
+    #pragma unroll
+    for (int stage = 0; stage < stages - 1; ++stage) {
+        load_tile(stage);
+        cp_async_commit();
+    }
+    cp_async_wait<stages - 2>();
+    __syncthreads();
+
+    // Compute on buffer `stage` while a later tile is on its way to the `vacant` one, which all threads left at the
+    // last barrier. `more`: there is such a tile.
+    auto step = [&](int stage, int next, int vacant, bool more) {
+        if (more)
+            load_tile(vacant);
+        cp_async_commit();
+        #pragma unroll
+        for (int kk = 0; kk < reads; ++kk) {
+            load_fragments(0, stage, kk);
+            multiply(0);
+        }
+        cp_async_wait<stages - 2>();
+        __syncthreads();
+    };
+
+    int tile = 0;
+    #pragma unroll 1
+    for (; tile + stages <= steps; tile += stages)
+        #pragma unroll
+        for (int s = 0; s < stages; ++s)
+            step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < steps);
+
+    // Warps that took turns along k add up their sums in shared memory, in the order of k; each then owns some rows.
+    constexpr int turn_threads = num_threads / warps_k;  // threads of one turn
+    constexpr int own_rows = TM / warps_k;
+    constexpr int add_width = TN < 4 ? TN : 4, adds = TN / add_width;  // vectors of one row of a thread
+    const int own_first = warp_k * own_rows;
+    auto* const warp_sums = reinterpret_cast<Vector<add_width>*>(shared) + thread % turn_threads;  // [warps_k][TM][adds][turn_threads]
+    float own[own_rows][TN];
+    __syncthreads();  // nobody reads the last tile any more
+    #pragma unroll
+    for (int i = 0; i < TM; ++i)
+        #pragma unroll
+        for (int j = 0; j < adds; ++j)
+            #pragma unroll
+            for (int v = 0; v < add_width; ++v)
+                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < own_rows; ++i)
+        #pragma unroll
+        for (int j = 0; j < adds; ++j)
+            #pragma unroll
+            for (int turn = 0; turn < warps_k; ++turn) {
+                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
+                #pragma unroll
+                for (int v = 0; v < add_width; ++v)
+                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
+            }
+
+    // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
+    // in the order of k, so that the result does not depend on which one that is.
+    constexpr int part_width = own_rows * TN < 4 ? own_rows * TN : 4, part_moves = own_rows * TN / part_width;
+    constexpr int partials = 8;  // sums of a tile that are kept
+    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
+
+    // Keep this block's sums as number `to`.
+    auto keep = [&](int to) {
+        #pragma unroll
+        for (int i = 0; i < part_moves; ++i) {
+            Vector<part_width> sum;
+            #pragma unroll
+            for (int v = 0; v < part_width; ++v)
+                sum.lane[v] = own[(i * part_width + v) / TN][(i * part_width + v) % TN];
+            kept[(to * tiles * part_moves + i) * num_threads] = sum;
+        }
+    };
+
+    // Count this block in; whether it is the last of `count`, and so sees what all of them kept.
+    auto is_last = [&](int counter, int count) {
+        __syncthreads();
+        return __syncthreads_or(thread == 0 && count_in(&arrivals[counter * tiles], count - 1) == count - 1);
+    };
+
+    // Sum up `count` kept sums from number `first` on.
+    auto add = [&](int first, int count) {
+        #pragma unroll
+        for (int i = 0; i < own_rows; ++i)
+            #pragma unroll
+            for (int j = 0; j < TN; ++j)
+                own[i][j] = 0.0f;
+        #pragma unroll 1
+        for (int other = 0; other < count; ++other)
+            #pragma unroll
+            for (int i = 0; i < part_moves; ++i) {
+                const auto sum = load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]);
+                #pragma unroll
+                for (int v = 0; v < part_width; ++v)
+                    own[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
+            }
+    };
+
+    keep(part);
+    if (!is_last(0, split_k))
+        return;
+    add(0, split_k);
+    // Write the thread's outputs, vec_c at a time.
+    const int c_row = block_row + warp_m * WM + lane_m * VM;
+    const int c_col = block_col + warp_n * WN + lane_n * VN;
+    float* const c_thread = C + c_row * ldc + c_col;
+    #pragma unroll
+    for (int i = 0; i < own_rows; ++i)
+        #pragma unroll
+        for (int j = 0; j < TN; j += vec_c) {
+            const int row = (own_first + i) / VM * (LM * VM) + (own_first + i) % VM, col = j / VN * (LN * VN) + j % VN;
+            if (c_col + col < tile_col)
+                continue;
+            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+            Vector<vec_c> out;
+            #pragma unroll
+            for (int v = 0; v < vec_c; ++v)
+                out.lane[v] = alpha * own[i][j + v];
+            *to = out;
+        }
+}

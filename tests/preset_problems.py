@@ -1,0 +1,24 @@
+"""The problems on which the presets of `sgemm` have their history: their figures in the space file."""
+
+from __future__ import annotations
+
+from autotune.problem import Problem
+from autotune.space import Space
+
+_OTHERS = {
+    "tiny_block": Problem(128, 128, 128),
+    "light_block": Problem(1000, 1000, 1000),
+    "nt_block": Problem(4096, 4096, 4096, "nt"),
+    "split_block": Problem(1536, 1536, 4096, "tt"),
+    "shallow_block": Problem(65536, 64, 64),
+    "split_slim": Problem(1760, 128, 1760, beta=1),
+    "turning_tiny": Problem(256, 256, 256),
+    "turning_small": Problem(512, 512, 512),
+    "deep_block": Problem(64, 64, 64000, "nt"),
+    "thin_kept": Problem(32, 18944, 3584, "nt"),
+    "thin_mixed": Problem(32, 4096, 4096, "nt"),
+    "odd_block": Problem(1760, 7133, 1760, "nt", 1),
+    "odd_split": Problem(1021, 1021, 1021, "nt", 1),
+    "odd_kept": Problem(1021, 1021, 1021, "nt", 1),
+}
+PROBLEMS = {name: _OTHERS.get(name, Problem(4096, 4096, 4096)) for name in Space.load("sgemm").presets}

@@ -1,0 +1,140 @@
+"""What `audit` makes of a worker's answers; tests/gpu has the worker itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_records import H200, SGEMM, fitted, made
+from stub_gpu import FACTS, measured
+
+from autotune.audit import TOLERANCE, audit, staleness
+from autotune.errors import Rejected, SpaceError
+from autotune.gpu.worker import Finals
+from autotune.problem import Problem
+from autotune.render import render
+
+PROBLEM = Problem(64, 64, 64)
+WINNER, OTHER = fitted(PROBLEM), fitted(PROBLEM, "small_block")
+
+
+class Answering:
+    """A worker that knows how long each shape of launch takes, and notes what it is asked."""
+
+    def __init__(self, **outcomes):
+        self.outcomes = outcomes
+        self.asked = []
+        self.started = []
+
+    def __call__(self, problem, cold):
+        self.started.append((problem, cold))
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *details):
+        return None
+
+    def ready(self):
+        return FACTS
+
+    def finals(self, entries, timeout_s):
+        names = {
+            render(SGEMM, config, PROBLEM, H200).launch: name
+            for name, config in (("winner", WINNER), ("other", OTHER))
+        }
+        self.asked.append([names[launch] for _, _, launch in entries])
+        outcomes = {key: self.outcomes[names[launch]] for key, _, launch in entries}
+        return Finals(outcomes, measured(2.0).timing, "their_kernel")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("records")
+
+
+def record(**changes):
+    return made(PROBLEM, config=WINNER, ms=1.0, others=[OTHER], **changes)
+
+
+def test_what_holds_stays_as_it_is(root):
+    worker, stored = Answering(winner=measured(1.0 + 0.9 * TOLERANCE)), record()
+    finding = audit(stored, worker, root=root)
+    assert (finding.state, finding.why, finding.now_ms) == ("holds", "", 1.0 + 0.9 * TOLERANCE)
+    assert finding.renewed is stored
+    assert worker.asked == [["winner"]]
+    assert worker.started == [(PROBLEM, False)]
+
+
+@pytest.mark.parametrize(("now", "state"), [(1.2, "slower"), (0.8, "faster")])
+def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
+    worker, stored = Answering(winner=measured(now), other=measured(1.1)), record()
+    finding = audit(stored, worker, root=root)
+    assert finding.state == state
+    assert finding.why == f"by more than 5 %: 1 ms then, {now:g} ms now"
+    assert worker.asked == [["winner"], ["winner", "other"]]
+    best, ms = (WINNER, now) if now < 1.1 else (OTHER, 1.1)
+    renewed = finding.renewed
+    assert renewed.config == best
+    assert renewed.timing.median_ms == ms
+    assert [each.median_ms for each in renewed.finalists] == sorted([now, 1.1])
+    assert renewed.vs_cublas == pytest.approx(2.0 / ms)
+    assert renewed.cublas.kernel == "their_kernel"
+    assert renewed.gflops == pytest.approx(PROBLEM.flops / ms / 1e6)
+    assert renewed.search == stored.search
+    assert renewed.created > stored.created
+
+
+def test_a_stale_record_is_proved_and_timed_without_a_search(root):
+    stored = record(code_digest="0" * 64, template_digest="1" * 64)
+    finding = audit(stored, Answering(winner=measured(1.0), other=measured(3.0)), root=root)
+    source = render(SGEMM, WINNER, PROBLEM, H200)
+    assert finding.state == "stale"
+    assert finding.renewed.config == WINNER
+    assert finding.renewed.code_digest == source.code_digest
+    assert finding.renewed.template_digest == source.template_digest
+    assert finding.renewed.toolchain.driver == FACTS.driver
+    assert finding.renewed.resources.registers > 16  # compiled
+
+
+def test_a_finalist_takes_the_place_of_a_winner_that_fails(root):
+    wrong = Rejected("correctness", "C[0, 0] is off by 3")
+    finding = audit(record(), Answering(winner=wrong, other=measured(1.5)), root=root)
+    assert finding.state == "failed"
+    assert finding.why == "correctness: C[0, 0] is off by 3; its best finalist takes its place"
+    assert finding.now_ms is None
+    assert finding.renewed.config == OTHER
+    assert [each.config for each in finding.renewed.finalists] == [OTHER]
+
+
+def test_nothing_is_left_when_all_fail(root):
+    crash = Rejected("crash", "illegal address")
+    finding = audit(record(), Answering(winner=crash, other=crash), root=root)
+    assert (finding.state, finding.why, finding.renewed) == ("failed", "crash: illegal address", None)
+
+
+def test_a_config_that_is_not_legal_any_more_is_not_run(root):
+    illegal = made(PROBLEM, config=WINNER, others=[])
+    config = {**illegal.config, "vec_b": 4, "BK": 8, "stages": 4, "BM": 256, "TM": 1}
+    worker = Answering(other=measured(1.0))
+    finding = audit(type(illegal)(**{**vars(illegal), "config": config, "finalists": ()}), worker, root=root)
+    assert finding.state == "failed"
+    assert finding.why.startswith("constraint: ")
+    assert worker.asked == []
+
+
+def test_cold_records_are_timed_cold(root):
+    stored = record()
+    worker = Answering(winner=measured(1.0))
+    audit(replace(stored, timing=replace(stored.timing, l2="cold")), worker, root=root)
+    assert worker.started == [(PROBLEM, True)]
+
+
+def test_staleness_needs_no_gpu(root):
+    assert staleness(record(), root) is None
+    assert "the record is stale" in staleness(record(code_digest="0" * 64), root)
+    unknown = replace(record().device, name="A GPU of the future", sm_count=999)
+    assert staleness(replace(record(code_digest="0" * 64), device=unknown), root) is None
+    with pytest.raises(SpaceError, match="family 'mine' is unknown"):
+        staleness(replace(record(), family="mine"), root)

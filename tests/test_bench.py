@@ -1,0 +1,452 @@
+"""The bench without a GPU: the guarded child by a stub, the records and the compiler as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+
+import pytest
+import stub_bench
+from click.testing import CliRunner
+from made_records import made
+from stub_bench import measured, timing
+from test_records import make_record
+
+from autotune import records
+from autotune.bench import Failure, Report, Row, bench, geometric_mean
+from autotune.cli import bench as command
+from autotune.device import named_device
+from autotune.errors import DeviceError, Rejected
+from autotune.gpu.bench_service import fastest, timed_beta
+from autotune.gpu.bench_worker import LIBRARIES, Baseline, BenchFacts, BenchWorker, Contest, Contested
+from autotune.kernel.choices import Choice
+from autotune.problem import Problem
+from autotune.render import Launch, render
+from autotune.space import Space
+from autotune.suite import Shape
+
+H200 = named_device("h200")
+SMALL = Problem(64, 64, 64)
+CONTEST = Contest(SMALL, 1.0, 0.0, b"ELF", "sgemm", Launch((1, 1, 1), (32, 1, 1), 0), 1, False, 20.0)
+STUB = "stub_bench:serve"
+
+
+# -- the guarded child ---------------------------------------------------------------------------------------
+
+
+def contest(act=1, **changes):
+    return replace(CONTEST, alpha=float(act), **changes)
+
+
+def test_a_contest_comes_back_with_all_timings():
+    with BenchWorker(0, service=STUB) as gpu:
+        assert gpu.ready().copy_gbs == 4150.4
+        outcome = gpu.run(contest())
+    assert outcome.kernel == measured(1.0)
+    assert outcome.libraries == {
+        "cublas": Baseline(timing(2.0), "cublas_kernel"),
+        "cublaslt": Baseline(timing(1.5), "cublaslt_kernel", 7),
+    }
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "why"),
+    [
+        (stub_bench.CRASH, "crash", "the GPU worker died: killed by SIGSEGV"),
+        (stub_bench.FAULT, "crash", "cudaErrorIllegalAddress"),
+        (stub_bench.WRONG, "correctness", "C[0, 0] is nan"),
+    ],
+)
+def test_a_kernel_at_fault_fails_its_own_contest_only(act, kind, why):
+    with BenchWorker(0, service=STUB) as gpu:
+        assert gpu.run(contest(act)).kernel == Rejected(kind, why)
+        assert gpu.run(contest()).kernel == measured(1.0)
+
+
+def test_a_kernel_that_hangs_is_killed():
+    start = time.monotonic()
+    with BenchWorker(0, service=STUB) as gpu:
+        outcome = gpu.run(contest(stub_bench.HANG, timeout_s=0.5))
+        assert gpu.run(contest()).kernel == measured(1.0)
+    assert outcome == Contested(Rejected("timeout", "no sign of life for 0.5 s"), {})
+    assert time.monotonic() - start < 20
+
+
+def test_a_library_that_crashes_or_hangs_is_left_out_and_the_others_timed(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_BENCH", str(tmp_path / "pids"))
+    with BenchWorker(0, service="stub_bench:serve_counting") as gpu:
+        crashed = gpu.run(contest(stub_bench.CUBLAS_CRASHES))
+        hung = gpu.run(contest(stub_bench.LT_HANGS, timeout_s=0.5))
+    assert crashed.kernel == hung.kernel == measured(1.0)
+    assert crashed.libraries["cublas"] == Rejected("crash", "the GPU worker died: exit code 3")
+    assert isinstance(crashed.libraries["cublaslt"], Baseline)
+    assert hung.libraries["cublaslt"] == Rejected("timeout", "no sign of life for 0.5 s")
+    assert isinstance(hung.libraries["cublas"], Baseline)
+    assert len((tmp_path / "pids").read_text().split()) == 3
+
+
+def test_operands_that_do_not_fit_leave_the_child_alive(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_BENCH", str(tmp_path / "pids"))
+    with BenchWorker(0, service="stub_bench:serve_counting") as gpu:
+        with pytest.raises(DeviceError, match="8 bytes are needed"):
+            gpu.run(contest(stub_bench.MEMORY))
+        assert gpu.run(contest()).kernel == measured(1.0)
+    assert len((tmp_path / "pids").read_text().split()) == 1
+
+
+def test_a_child_that_dies_in_its_own_work_is_nobodys_fault():
+    with BenchWorker(0, service=STUB) as gpu:
+        with pytest.raises(DeviceError, match="failed before a kernel ran: the GPU worker died: exit code 5"):
+            gpu.run(contest(stub_bench.SETUP_DIES))
+        assert gpu.run(contest()).kernel == measured(1.0)
+
+
+def test_an_error_of_the_start_is_raised_as_it_was():
+    with BenchWorker(0, service="stub_bench:no_gpu") as gpu:
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=r"^there is no NVIDIA driver$"):
+                gpu.ready()
+
+
+def test_a_child_that_never_starts_is_given_up():
+    with (
+        BenchWorker(0, service="stub_bench:never_starts") as gpu,
+        pytest.raises(DeviceError, match=r"failed 3 times before it was ready.*libsomething"),
+    ):
+        gpu.ready()
+
+
+# -- choosing an algorithm -----------------------------------------------------------------------------------
+
+
+def test_the_fastest_is_chosen_among_those_that_run():
+    assert fastest("abc", lambda name, best: {"a": 3.0, "b": 1.0, "c": None}[name]) == "b"
+    assert fastest("abc", lambda name, best: None) is None
+    assert fastest("", lambda name, best: 1.0) is None
+
+
+def test_those_near_the_best_are_timed_again():
+    times = {"a": [1.00, 1.04], "b": [1.03, 1.02], "c": [1.2]}
+    assert fastest("abc", lambda name, best: times[name].pop(0)) == "b"
+    assert times == {"a": [], "b": [], "c": []}
+
+
+def test_each_is_told_the_best_so_far():
+    seen = []
+    times = iter([3.0, 1.0, 2.0])
+    fastest("abc", lambda name, best: (seen.append(best), next(times))[1])
+    assert seen == [None, 3.0, 1.0]
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0, -1.0, 0.5, 2.0, -1e30])
+def test_c_stays_finite_over_many_launches(beta):
+    scalar = timed_beta(beta)
+    assert (scalar == 0) == (beta == 0)
+    c = 1.0
+    for _ in range(10_000):
+        c = 100.0 + scalar * c
+    assert abs(c) < 1e7
+
+
+# -- means and the report ------------------------------------------------------------------------------------
+
+
+FACTS = BenchFacts(H200, "580.95.05", "13.1.1", "13.1.1", 4100.0)
+
+
+def winner(problem=SMALL):
+    space = Space.load("sgemm")
+    config = space.fitted(space.presets["tiny_block"], problem, H200)
+    source = render(space, config, problem, H200)
+    record = make_record(
+        problem=problem,
+        config=config,
+        launch=records.Launch(**vars(source.launch)),
+        code_digest=source.code_digest,
+    )
+    return Choice("exact", space, config, record, source)
+
+
+def row(ident, group, ours, cublas, cublaslt, problem=SMALL):
+    libraries = {}
+    if cublas is not None:
+        libraries["cublas"] = Baseline(timing(cublas), "a_kernel")
+    if cublaslt is not None:
+        libraries["cublaslt"] = Baseline(timing(cublaslt), "b_kernel + splitKreduce", 9)
+    return Row(Shape(ident, problem, group=group), winner(problem), measured(ours), libraries=libraries)
+
+
+def report(*rows, cold=False):
+    return Report(FACTS, "13.0", 7, cold, "2026-01-31T12:00:00Z", rows)
+
+
+def test_geometric_means():
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([2.0, None, 8.0, 0.5]) == pytest.approx(2.0)
+    assert geometric_mean([None]) is None
+    assert geometric_mean([]) is None
+
+
+def test_means_are_of_each_group_then_of_all():
+    made = report(
+        row("A", "x", 1.0, 2.0, 1.0),
+        row("B", "y", 1.0, 8.0, 1.5),
+        row("C", "x", 2.0, 4.0, None),
+        Row(Shape("D", SMALL, group="y"), missing="no record"),
+        Row(Shape("E", SMALL, group="z"), missing="no record"),
+    )
+    found = {mean.group: (mean.shapes, mean.versus["cublas"], mean.versus["cublaslt"]) for mean in made.means}
+    assert list(found) == ["x", "y", "z", "all"]
+    assert found["x"] == (2, pytest.approx(2.0), pytest.approx(1.0))
+    assert found["y"] == (1, pytest.approx(8.0), pytest.approx(1.5))
+    assert found["z"] == (0, None, None)
+    assert found["all"] == (3, pytest.approx(32 ** (1 / 3)), pytest.approx(math.sqrt(1.5)))
+    assert made.worst("cublas").shape.id == "A"
+    assert made.worst("cublaslt").shape.id == "A"
+
+
+def test_the_floor_is_compute_or_the_measured_copy():
+    square, thin = Problem(4096, 4096, 4096), Problem(1, 4096, 4096)
+    made = report()
+    assert made.floor_ms(Shape.of(square)) == pytest.approx(2 * 4096**3 / 66.9e9, rel=1e-3)
+    assert made.floor_ms(Shape.of(thin)) == pytest.approx(4 * (4096**2 + 2 * 4096) / 4100e6)
+    reads_c = Shape.of(Problem(4096, 4096, 1, beta=1))
+    assert made.floor_ms(reads_c) == pytest.approx(4 * (2 * 4096**2 + 2 * 4096) / 4100e6)
+    half = row("T", "x", 2 * made.floor_ms(Shape.of(thin)), None, None, thin)
+    assert made.share(half) == pytest.approx(0.5)
+    assert half.gbs == pytest.approx(2050, rel=1e-3)
+
+
+def test_the_markdown_table_has_what_the_readme_shows():
+    made = report(
+        row("P01", "square", 0.5, 1.0, 0.75, Problem(256, 256, 256)),
+        row("P02", "square", 0.5, None, None, Problem(512, 512, 512, beta=1)),
+        Row(Shape("P03", SMALL, group="skinny"), missing="no record"),
+        Row(
+            Shape("P04", SMALL, group="skinny"), winner(), failure=Failure("timeout", "no result after 30 s")
+        ),
+    )
+    head, blank, *table = command.table(made).splitlines()
+    assert head == (
+        "NVIDIA H200, driver 580.95.05, cuBLAS 13.1.1, NVRTC 13.0, 2026-01-31; warm L2, medians, in turns in "
+        "one run; copy 4,100 GB/s."
+    )
+    assert blank == ""
+    assert table[0] == "| shape | ms | TFLOP/s | vs cuBLAS | vs best cuBLASLt | % of floor |"
+    assert table[2] == "| P01 256 x 256 x 256 nn | 0.5 | 0.1 | 2.00 | 1.50 | 0% |"
+    assert table[3] == "| P02 512 x 512 x 512 nn beta | 0.5 | 0.5 | - | - | 1% |"
+    assert table[4] == "| P03 64 x 64 x 64 nn | no record | | | | |"
+    assert table[5] == "| P04 64 x 64 x 64 nn | failed: timeout | | | | |"
+    assert table[6] == "| geometric mean, square (2) | | | 2.00 | 1.50 | 0% |"
+    assert table[7] == "| geometric mean, all (2) | | | 2.00 | 1.50 | 0% |"
+    assert {line.count("|") for line in table} == {7}
+
+
+def test_the_screen_shows_shapes_means_and_kernels(capsys):
+    command.show(report(row("P01", "square", 0.5, 1.0, 0.75), Row(Shape("P02", SMALL), missing="no record")))
+    text = capsys.readouterr().out
+    assert "P01 64 x 64 x 64 nn  square" in text
+    assert "geometric mean of 1" in text
+    assert "worst against best cuBLASLt: P01 64 x 64 x 64 nn, 1.500" in text
+    assert "cuBLAS 1 ms: a_kernel" in text
+    assert "best cuBLASLt 0.75 ms, of 9 algorithms: b_kernel + splitKreduce" in text
+    assert "P02: 64 x 64 x 64 nn: no record: run 'autotune tune --m 64 --n 64 --k 64'" in text
+
+
+TENSOR = Problem(256, 256, 256, math="3xtf32")
+
+
+def tensor_row():
+    found = row("P01", "square", 0.5, 1.0, 0.75, TENSOR)
+    libraries = {
+        **found.libraries,
+        "cublas": Baseline(timing(1.0), "a_kernel", 1, 1.2e-6),
+        "cublas_tf32": Baseline(timing(0.25), "c_kernel", 1, 4.2e-4),
+    }
+    return replace(found, libraries=libraries)
+
+
+def test_kernels_on_tensor_cores_meet_cublas_in_tf32_and_show_errors(capsys):
+    made = report(tensor_row(), Row(Shape("P02", TENSOR), missing="no record"))
+    table = command.table(made).splitlines()[2:]
+    assert table[0] == (
+        "| shape | ms | TFLOP/s | vs cuBLAS | vs best cuBLASLt | vs cuBLAS TF32 | % of floor | error "
+        "| of cuBLAS | of cuBLAS TF32 |"
+    )
+    assert table[2].startswith("| P01 256 x 256 x 256 nn 3xtf32 | 0.5 | 0.1 | 2.00 | 1.50 | 0.50 | ")
+    assert table[2].endswith(" | 1.0e-07 | 1.2e-06 | 4.2e-04 |")
+    assert {line.count("|") for line in table} == {11}
+    command.show(made)
+    text = capsys.readouterr().out
+    assert "vs cuBLAS TF32" in text
+    assert "cuBLAS TF32 0.25 ms: c_kernel" in text
+    assert "a third of the tensor cores' TF32" in text
+    plain = made.plain()["shapes"][0]
+    assert (plain["math"], plain["vs_cublas_tf32"]) == ("3xtf32", 0.5)
+    assert (plain["verification"]["error"], plain["cublas"]["error"]) == (1e-7, 1.2e-6)
+    assert plain["cublas_tf32"]["error"] == 4.2e-4
+
+
+def test_fp32_alone_is_not_compared_with_tf32():
+    made = report(row("P01", "square", 0.5, 1.0, 0.75))
+    assert made.libraries == LIBRARIES
+    assert "TF32" not in command.table(made)
+    assert "vs_cublas_tf32" not in made.plain()["shapes"][0]
+
+
+def test_a_cold_run_says_so():
+    assert "operands cold, replayed as CUDA graphs" in command.caption(report(cold=True))
+    assert report(cold=True).plain()["l2"] == "cold"
+
+
+# -- the whole run -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A folder with records of 64 cubed, with and without beta, and of nothing else."""
+    folder = tmp_path_factory.mktemp("records")
+    for beta in (0, 1):
+        records.write(winner(replace(SMALL, beta=beta)).record, root=folder)
+    return folder
+
+
+def shape(ident, act=1, problem=SMALL):
+    return Shape(ident, problem, float(act), float(problem.beta))
+
+
+def test_only_kernels_on_tensor_cores_run_where_tf32_is_allowed(tmp_path, monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    monkeypatch.setenv("STUB_BENCH", str(tmp_path / "overrides"))
+    space = Space.load("sgemm_3xtf32")
+    tensor = replace(SMALL, math="3xtf32")
+    config = space.fitted(space.presets["two_warps"], tensor, H200)
+    records.write(made(tensor, space=space, config=config), root=tmp_path)
+    records.write(winner().record, root=tmp_path)
+    service = "stub_bench:serve_telling_the_override"
+    (first,) = bench([shape("fp32")], root=tmp_path, service=service).timed
+    both = bench([shape("fp32"), shape("tensor", problem=tensor)], root=tmp_path, service=service).timed
+    assert [set(each.libraries) for each in (first, *both)] == [
+        {"cublas", "cublaslt"},
+        {"cublas", "cublaslt"},
+        {"cublas", "cublaslt", "cublas_tf32"},
+    ]
+    assert (tmp_path / "overrides").read_text().split() == ["0", "None"]
+
+
+def test_every_shape_is_told_and_reported_whatever_happens(root, monkeypatch):
+    monkeypatch.setattr("autotune.bench.STEP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("autotune.bench.trial_limit", lambda problem: 0.0)
+    shapes = [
+        shape("good"),
+        shape("hang", stub_bench.HANG),
+        shape("crash", stub_bench.CRASH),
+        shape("wrong", stub_bench.WRONG),
+        shape("memory", stub_bench.MEMORY),
+        shape("missing", problem=Problem(65, 64, 64)),
+        shape("beta", problem=replace(SMALL, beta=1)),
+    ]
+    told = []
+    made = bench(shapes, root=root, tell=told.append, service=STUB, seed=3)
+    assert told == list(made.rows)
+    assert [row.shape.id for row in made.timed] == ["good", "beta"]
+    kinds = {row.shape.id: row.failure.kind for row in made.rows if row.failure}
+    assert kinds == {"hang": "timeout", "crash": "crash", "wrong": "correctness", "memory": "device"}
+    assert made.rows[5].missing == "no record of 65 x 64 x 64 nn on NVIDIA H200"
+
+    plain = json.loads(json.dumps(made.plain()))
+    assert plain["schema"] == 1
+    assert (plain["driver"], plain["cublas"], plain["seed"]) == ("580.95.05", "13.1.1", 3)
+    assert plain["device"]["name"] == "NVIDIA H200"
+    first, *_, last = plain["shapes"]
+    assert first["status"] == "timed"
+    assert (first["vs_cublas"], first["vs_cublaslt"]) == (2.0, 1.5)
+    assert first["cublaslt"]["algorithms"] == 7
+    assert first["family"] == "sgemm"
+    assert last["beta"] == 1.0
+    missing = plain["shapes"][5]
+    assert (missing["status"], missing["command"]) == ("missing", "autotune tune --m 65 --n 64 --k 64")
+    assert plain["shapes"][1]["kind"] == "timeout"
+    assert plain["geometric_means"]["all"]["vs_cublas"] == 2.0
+    assert plain["worst"]["vs_cublas"] == "good"
+
+
+def test_a_gpu_that_is_lost_for_good_fails_the_rest_without_ending_the_run(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_BENCH", str(tmp_path / "pids"))
+    shapes = [shape("good"), shape("crash", stub_bench.CRASH), shape("late"), shape("later")]
+    made = bench(shapes, root=root, service="stub_bench:dies_for_good")
+    assert [row.shape.id for row in made.timed] == ["good"]
+    assert [row.failure.kind for row in made.rows[1:]] == ["crash", "device", "device"]
+    assert "failed 3 times" in made.rows[3].failure.why
+
+
+def test_a_record_whose_code_changed_is_not_timed(tmp_path):
+    stale = winner().record
+    records.write(replace(stale, code_digest="0" * 64), root=tmp_path)
+    made = bench([shape("stale")], root=tmp_path, service=STUB)
+    assert made.timed == ()
+    assert "stale" in made.rows[0].missing
+
+
+def test_the_machine_code_is_kept_and_found_again(root):
+    contests = []
+
+    def run(self, contest):
+        contests.append(contest.cubin)
+        raise DeviceError("seen")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BenchWorker, "run", run)
+        bench([shape("first")], root=root, service=STUB)
+        patch.setattr("autotune.bench.CompilePool.submit", None)
+        bench([shape("second")], root=root, service=STUB)
+    assert contests[0] == contests[1]
+    assert contests[0].startswith(b"\x7fELF")
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def run_command(*words, monkeypatch):
+    monkeypatch.setattr("autotune.bench.bench.__kwdefaults__", {**bench.__kwdefaults__, "service": STUB})
+    return CliRunner().invoke(command.command, [str(word) for word in words])
+
+
+def test_one_shape_by_its_sizes(root, monkeypatch, tmp_path):
+    file = tmp_path / "table.md"
+    words = ["--m", 64, "--n", 64, "--k", 64, "--cache", root, "--markdown", file]
+    done = run_command(*words, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert "2.000 x cuBLAS; 1.500 x best cuBLASLt" in done.stderr
+    assert "| 64 x 64 x 64 nn | 1 |" in file.read_text()
+
+
+def test_a_suite_file_as_json(root, monkeypatch, tmp_path):
+    suite = tmp_path / "mine.toml"
+    suite.write_text(
+        '[[shape]]\nid = "a"\nm = 64\nn = 64\nk = 64\n[[shape]]\nid = "b"\nm = 9\nn = 9\nk = 9\n'
+    )
+    done = run_command("--suite", suite, "--json", "--cache", root, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert [each["status"] for each in json.loads(done.stdout)["shapes"]] == ["timed", "missing"]
+
+
+def test_a_suite_in_every_math(root, monkeypatch, tmp_path):
+    suite = tmp_path / "mine.toml"
+    suite.write_text('[[shape]]\nid = "a"\nm = 64\nn = 64\nk = 64\n')
+    words = ["--suite", suite, "--json", "--cache", root, "--math", "any"]
+    done = run_command(*words, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.output
+    found = [(each["id"], each["math"], each["status"]) for each in json.loads(done.stdout)["shapes"]]
+    assert found == [("a", "ffma", "timed"), ("a 3xtf32", "3xtf32", "missing")]
+    assert "autotune tune --m 64 --n 64 --k 64 --math 3xtf32" in done.stderr
+
+
+def test_nothing_to_time_is_a_failure_that_lists_the_commands(tmp_path, monkeypatch):
+    words = ["--m", 65, "--n", 64, "--k", 64, "--beta", 1, "--cache", tmp_path]
+    done = run_command(*words, monkeypatch=monkeypatch)
+    assert done.exit_code == 1
+    assert "autotune tune --m 65 --n 64 --k 64 --beta 1" in done.stdout
+    assert "none of 1 shapes could be timed: 1 have no record, 0 failed" in str(done.exception)

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import pytest
+from made_records import H200, fitted, made, made_estimate
+
+from autotune import records
+from autotune.cli import main
+from autotune.depot import Depot
+from autotune.device import named_device
+from autotune.paths import data_dir
+from autotune.problem import Problem
+
+ONE, TWO = Problem(64, 64, 64), Problem(64, 64, 128)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    root = tmp_path / "records"
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(root))
+    monkeypatch.setenv("COLUMNS", "160")
+    return root
+
+
+@pytest.fixture
+def run(root, monkeypatch, capsys):
+    """Run ``autotune cache``: (exit code, stdout, stderr)."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["autotune", "cache", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return end.value.code, told.out, told.err
+
+    return run
+
+
+def done(outcome):
+    code, out, _ = outcome
+    assert code == 0, outcome
+    return out
+
+
+@pytest.mark.parametrize("name", ["list", "show", "verify", "prune", "export", "import", "path"])
+def test_each_command_has_help_and_json(run, name):
+    out = done(run(name, "--help"))
+    assert out.startswith(f"Usage: autotune cache {name}")
+    assert "--json" in out
+    assert "--cache" in out
+
+
+def test_path(run, root):
+    code, out, err = run("path")
+    assert (code, out) == (0, f"{root}\n")
+    assert "beneath it lie the records that came with the package" in err
+    assert "0.0 MiB of at most 512 MiB" in err
+    assert json.loads(done(run("path", "--json")))["compiled"] == str(root / "compiled")
+
+
+def test_list_says_what_serves(run, root):
+    records.write(made(ONE), root=root)
+    records.write(made(TWO, code_digest="0" * 64), root=root)
+    records.write(made_estimate(ONE), root=root)
+    rows = json.loads(done(run("list", "--json")))
+    ours = {row["path"].removeprefix(f"{root}/NVIDIA_H200/"): row["state"] for row in rows}
+    name = "sgemm_f32_nn_m64_n64_k{}_beta0_ffma.json"
+    assert ours[name.format(64)] == "serves"
+    assert ours[name.format(128)] == "stale"
+    assert ours["estimated/" + name.format(64)] == "estimated"
+    assert "shipped" in {row["state"] for row in rows}
+    table = done(run("list"))
+    assert "64 x 64 x 128 nn" in table
+    assert "stale" in table
+
+
+def test_list_names_what_is_broken_and_goes_on(run, root):
+    path = records.write(made(ONE), root=root)
+    records.write(made(TWO), root=root)
+    text = path.read_text()
+    path.write_text(text.replace('"median_ms": 1.0', '"median_ms": null'))
+    code, out, err = run("list")
+    assert code == 0
+    assert err == f"autotune: {path}: $.timing.median_ms: expected a number, got null\n"
+    assert "64 x 64 x 128 nn" in out
+
+
+def test_show_is_show(run, root):
+    records.write(made(ONE), root=root)
+    out = done(run("show", "--m", 64, "--n", 64, "--k", 64))
+    assert out.startswith("64 x 64 x 64 nn on NVIDIA H200: 1 ms")
+
+
+def test_verify_without_the_gpu_reads_and_renders(run, root):
+    records.write(made(ONE), root=root)
+    stale = records.write(made(TWO, code_digest="0" * 64), root=root)
+    before = stale.read_text()
+    code, out, err = run("verify", "--json")
+    assert code == 0
+    assert "nothing is timed: " in err
+    assert [row["state"] for row in json.loads(out)] == ["stale", "read"]
+    assert stale.read_text() == before
+    stale.write_text("{")
+    code, out, err = run("verify")
+    assert code == 1
+    assert err.endswith("$: " + err.rpartition("$: ")[2]) or "not JSON" in err
+    assert run("verify", "--m", 1, "--n", 1, "--k", 1)[0] == 1
+
+
+class Machine:
+    """A GPU and its worker as `verify` asks for them, with made-up answers."""
+
+    def __init__(self, monkeypatch, outcome):
+        import stub_gpu
+
+        from autotune.gpu.worker import Finals
+
+        class Worker:
+            def __init__(self, ordinal, problem, *, cold=False):
+                pass
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *details):
+                return None
+
+            def ready(self):
+                return stub_gpu.FACTS
+
+            def finals(self, entries, timeout_s):
+                return Finals({key: outcome for key, _, _ in entries}, None, None)
+
+        monkeypatch.setattr("autotune.device.current_device", lambda ordinal: H200)
+        monkeypatch.setattr("autotune.gpu.worker.GpuWorker", Worker)
+
+
+def test_verify_writes_anew_what_changed(run, root, monkeypatch):
+    from stub_gpu import measured
+
+    Machine(monkeypatch, measured(2.0))
+    path = records.write(made(ONE), root=root)
+    other = records.write(made(ONE, device=named_device("a100")), root=root)
+    before = path.read_text()
+    code, out, _ = run("verify", "--dry-run")
+    assert (code, path.read_text()) == (0, before)
+    assert "slower   NVIDIA_H200/sgemm_f32_nn_m64" in out
+    assert "by more than 5 %: 1 ms then, 2 ms now" in out
+    code, out, _ = run("verify")
+    assert code == 0
+    assert "written anew" in out
+    assert "read     NVIDIA_A100" in out
+    assert records.read(path).timing.median_ms == 2.0
+    assert records.read(other).timing.median_ms == 1.0
+    assert "holds    NVIDIA_H200" in run("verify")[1]
+
+
+def test_verify_sets_aside_what_fails(run, root, monkeypatch):
+    from autotune.errors import Rejected
+
+    Machine(monkeypatch, Rejected("correctness", "C[0, 0] is nan"))
+    path = records.write(made(ONE), root=root)
+    code, out, _ = run("verify")
+    assert code == 1
+    assert f"correctness: C[0, 0] is nan; renamed to {path.name}.bad" in out
+    assert not path.exists()
+
+
+def test_verify_of_what_came_with_the_package_stores_it_as_ones_own(run, root, monkeypatch):
+    from stub_gpu import measured
+
+    Machine(monkeypatch, measured(50.0))
+    size = ("--m", 1024, "--n", 1024, "--k", 1024)
+    assert run("verify", *size)[0] == 1  # none of one's own
+    code, out, _ = run("verify", "--shipped", *size)
+    assert code == 0
+    assert "stored as your own" in out
+    assert records.find(H200, "sgemm", Problem(1024, 1024, 1024), root=root).timing.median_ms == 50.0
+
+
+def test_prune(run, root):
+    path = records.write(made(ONE), root=root)
+    estimate = records.write(made_estimate(ONE), root=root)
+    Depot(root).put("cubin.x", b"1" * 1000)
+    names = [
+        "a.json.bad",
+        "a.trials.jsonl",
+        "a.old.trials.jsonl",
+        "a.old2.trials.jsonl",
+        ".a.1-2.tmp",
+        ".b.1-2.tmp",
+    ]
+    for name in names:
+        path.with_name(name).write_text("x")
+    os.utime(path.with_name(".a.1-2.tmp"), (time.time() - 7200,) * 2)
+    rows = {row["what"]: row["files"] for row in json.loads(done(run("prune", "--json")))}
+    assert rows == {"bad": 1, "old": 2, "trials": 3, "tmp": 1, "estimated": 1, "compiled": 1}
+    assert all(path.with_name(name).exists() for name in names)
+    assert "would go" in done(run("prune", "--bad", "--dry-run"))
+    assert path.with_name("a.json.bad").exists()
+    done(run("prune", "--bad", "--old", "--tmp"))
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted(
+        [".b.1-2.tmp", "a.trials.jsonl", path.name, "estimated"]
+    )
+    done(run("prune", "--trials", "--estimated", "--compiled"))
+    assert not estimate.exists()
+    assert Depot(root).entries() == []
+    assert records.read(path) == made(ONE)
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.jsonl"])
+def test_export_and_import(run, root, tmp_path, name):
+    for record in (made(ONE), made(TWO), made_estimate(ONE)):
+        records.write(record, root=root)
+    archive, other = tmp_path / name, tmp_path / "other"
+    assert done(run("export", archive)) == f"2 records in {archive}\n"
+    assert done(run("import", archive, "--cache", other)).count("taken") == 2
+    assert records.find(H200, "sgemm", ONE, root=other) == made(ONE)
+    assert records.find(H200, "sgemm", ONE, root=other, estimated=True) is None
+    assert json.loads(done(run("export", archive, "--estimated", "--json")))["records"] == 3
+    states = [row["state"] for row in json.loads(done(run("import", archive, "--cache", other, "--json")))]
+    assert sorted(states) == ["same", "same", "taken"]
+
+
+def test_import_keeps_the_better_record(run, root, tmp_path):
+    archive = tmp_path / "x.jsonl"
+    slow, fast = (
+        made(ONE, ms=ms, config=fitted(ONE, preset))
+        for ms, preset in ((2.0, "tiny_block"), (1.0, "small_block"))
+    )
+    records.write(slow, root=root)
+    done(run("export", archive))
+    records.write(fast, root=root)
+    assert "kept ours" in done(run("import", archive))
+    assert records.find(H200, "sgemm", ONE, root=root) == fast
+    stale = made(ONE, ms=0.5, template_digest="0" * 64)
+    records.write(stale, root=root)
+    done(run("export", archive))
+    records.write(slow, root=root)
+    assert "kept ours" in done(run("import", archive))  # its templates are not those of today
+
+
+def test_import_of_a_broken_archive(run, root, tmp_path):
+    records.write(made(ONE), root=root)
+    archive = tmp_path / "x.jsonl"
+    done(run("export", archive))
+    archive.write_text(archive.read_text() + '{"schema": 999}\n')
+    code, out, err = run("import", archive, "--cache", tmp_path / "other")
+    assert code == 1
+    assert "taken" in out
+    assert err.startswith(f"autotune: {archive}, line 2: schema 999 is newer than")
+    assert run("import", tmp_path / "x.zip")[0] == 2
+    assert run("export", tmp_path / "x.zip")[0] == 2
+    assert run("export", tmp_path / "y.jsonl", "--cache", tmp_path / "empty") == (
+        1,
+        "",
+        f"autotune: {tmp_path / 'empty'} holds no record to export\n",
+    )
+
+
+def test_an_imported_config_must_be_one_of_its_family(run, root, tmp_path):
+    shipped = data_dir("cache") / "NVIDIA_H200" / "sgemm_f32_nn_m4096_n4096_k4096_beta0_ffma.json"
+    value = json.loads(shipped.read_text())
+    value["config"]["BM"] = 7
+    path = tmp_path / "all.jsonl"
+    path.write_text(json.dumps(value) + "\n")
+    code, out, err = run("import", path)
+    assert code == 1
+    assert "refused" in out
+    assert "BM = 7: give one of 8, 16, 32" in err
+    assert not list(root.glob("**/*.json"))

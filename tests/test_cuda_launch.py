@@ -1,0 +1,201 @@
+"""What a launch hands to the driver, and what it does when the driver refuses; tests/gpu has the driver."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import ClassVar
+
+import pytest
+
+from autotune.errors import DeviceError, UsageError
+from autotune.kernel.cuda import CudaLaunch, driver_version
+
+GEOMETRY = (1000, 7, 1, 1, 32, 4, 1, 49152)
+
+
+class DriverError(RuntimeError):
+    def __init__(self, status):
+        super().__init__(f"CUDA error {status}")
+        self.status = status
+
+
+class Driver:
+    """Reads the arguments through the pointers, as the driver does, and notes them."""
+
+    CUDADriverError = DriverError
+
+    def __init__(self, runtime, workspace=False):
+        self.runtime = runtime
+        self.kinds = [ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float, ctypes.c_uint64]
+        self.kinds += [ctypes.c_uint64] if workspace else []
+        self.launches = []
+        self.failures = []
+
+    def launchKernel(self, *words):  # noqa: N802
+        *geometry, stream, pointers, extra = words
+        assert (tuple(geometry), extra) == (GEOMETRY, 0)
+        if self.failures:
+            raise DriverError(self.failures.pop(0))
+        if self.runtime.current != 0 or not self.runtime.has_context:
+            raise DriverError(400 if self.runtime.has_context else 201)
+        places = (ctypes.c_void_p * len(self.kinds)).from_address(pointers)
+        arguments = [kind.from_address(place).value for kind, place in zip(self.kinds, places, strict=True)]
+        self.launches.append((stream, *arguments))
+
+
+class Runtime:
+    CUDARuntimeError: ClassVar[type] = type("CUDARuntimeError", (RuntimeError,), {})
+
+    def __init__(self, current=0, has_context=True):
+        self.current, self.has_context, self.capturing, self.zeroed = current, has_context, set(), []
+
+    def getDevice(self):  # noqa: N802
+        return self.current
+
+    def setDevice(self, ordinal):  # noqa: N802
+        self.current = ordinal
+
+    def free(self, address):
+        assert address == 0
+        self.has_context = True
+
+    def streamIsCapturing(self, stream):  # noqa: N802
+        return stream in self.capturing
+
+    def memsetAsync(self, *words):  # noqa: N802
+        self.zeroed.append(words)
+
+
+@pytest.fixture
+def launch():
+    runtime = Runtime()
+    driver = Driver(runtime)
+    return CudaLaunch(0, GEOMETRY, 0, driver, runtime), driver, runtime
+
+
+def test_the_arguments_arrive(launch):
+    enqueue, driver, _ = launch
+    enqueue(1 << 40, (1 << 41) + 4, 3, 0.5, -2.0, 9)
+    enqueue(4, 5, 6, 1, 0, 0)
+    enqueue(4, 5, 6, float("inf"), 0.1, 2**63)
+    assert driver.launches == [
+        (9, 0.5, 1 << 40, (1 << 41) + 4, -2.0, 3),
+        (0, 1.0, 4, 5, 0.0, 6),
+        (2**63, float("inf"), 4, 5, pytest.approx(0.1), 6),
+    ]
+
+
+def test_threads_never_mix_their_arguments(launch):
+    enqueue, driver, _ = launch
+
+    def call(number):
+        for turn in range(300):
+            value = 1000 * number + turn
+            enqueue(value, value, value, float(value), float(value), value)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(driver.launches) == 2400
+    assert all(len({*map(float, launched)}) == 1 for launched in driver.launches)
+
+
+def test_another_current_device_is_set_for_the_launch_and_given_back(launch):
+    enqueue, driver, runtime = launch
+    runtime.current = 3
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert driver.launches == [(7, 1.0, 4, 5, 0.0, 6)]
+    assert runtime.current == 3
+
+
+def test_a_thread_without_a_context_gets_one(launch):
+    enqueue, driver, runtime = launch
+    runtime.has_context = False
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert len(driver.launches) == 1
+
+
+def test_what_the_driver_refuses_is_one_clear_error(launch):
+    enqueue, driver, runtime = launch
+    driver.failures = [700]
+    with pytest.raises(DeviceError, match="GPU 0 refuses the launch on stream 0x7: CUDA error 700"):
+        enqueue(4, 5, 6, 1.0, 0.0, 7)
+    runtime.current, driver.failures = 3, [400, 701]
+    with pytest.raises(DeviceError, match="CUDA error 701"):
+        enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert runtime.current == 3
+    enqueue(4, 5, 6, 1.0, 0.0, 7)  # and it goes on working
+    assert len(driver.launches) == 1
+
+
+class Memory:
+    count = 0
+
+    def __init__(self, size):
+        Memory.count += 1
+        self.size, self.ptr = size, 4096 * Memory.count
+
+
+@pytest.fixture
+def working(monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setattr("cupy.cuda.Memory", Memory)
+    runtime = Runtime()
+    driver = Driver(runtime, workspace=True)
+    return CudaLaunch(0, GEOMETRY, 512, driver, runtime), driver, runtime
+
+
+def test_each_stream_has_a_workspace_zeroed_once(working):
+    enqueue, driver, runtime = working
+    for stream in (7, 7, 8, 0, 7):
+        enqueue(4, 5, 6, 1.0, 0.0, stream)
+    places = [launched[-1] for launched in driver.launches]
+    assert places[0] == places[1] == places[4]
+    assert len(set(places)) == 3
+    assert runtime.zeroed == [(places[0], 0, 512, 7), (places[2], 0, 512, 8), (places[3], 0, 512, 0)]
+
+
+def test_nothing_is_allocated_while_a_stream_is_captured(working):
+    enqueue, driver, runtime = working
+    runtime.capturing = {7}
+    with pytest.raises(UsageError, match="call the kernel once on this stream before"):
+        enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert driver.launches == []
+    runtime.capturing = set()
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    runtime.capturing = {7}
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert len(driver.launches) == 2
+
+
+def test_the_per_thread_default_stream_is_another_in_every_thread(working):
+    enqueue, driver, _ = working
+    enqueue(4, 5, 6, 1.0, 0.0, 2)
+    thread = threading.Thread(target=enqueue, args=(4, 5, 6, 1.0, 0.0, 2))
+    thread.start()
+    thread.join()
+    assert len({launched[-1] for launched in driver.launches}) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Aug 12 21:09:50 UTC 2026",
+            "580.159.04",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x@y)",
+            "580.95.05",
+        ),
+        ("something else", None),
+    ],
+)
+def test_the_version_of_the_driver_is_read_from_the_kernel_module(line, version, monkeypatch):
+    monkeypatch.setattr("autotune.kernel.cuda.Path.read_text", lambda self: f"{line}\nGCC version: 13.2.0\n")
+    driver_version.cache_clear()
+    assert driver_version() == version
+    driver_version.cache_clear()

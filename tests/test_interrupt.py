@@ -1,0 +1,165 @@
+"""Ctrl-C and SIGTERM: at any moment, within two seconds, with everything measured on disk."""
+# ruff: noqa: PT012 -- what raises is a signal, after several statements
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tuning import PLAIN
+
+from autotune.interrupt import PATIENCE_S, Interrupts
+from autotune.records.trials import read_log
+
+HERE = Path(__file__).parent
+
+
+# -- the question --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_it_is_asked_for(number):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+            interrupts.check()
+            signal.raise_signal(number)
+            done = True
+            interrupts.check()
+        assert done
+        assert signal.getsignal(number) is interrupt
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_loop_that_does_not_ask_is_cut():
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(10)
+    assert PATIENCE_S <= time.monotonic() - start < 5
+
+
+def test_a_second_signal_is_not_held():
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it was held")
+
+
+def test_a_signal_that_nobody_asked_for_acts_at_the_end():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(True)
+    assert reached
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+class Command:
+    """A search on the stub, as a process in a session of its own."""
+
+    def __init__(self, folder, **environment):
+        self.root = folder / "records"
+        words = "tune --m 64 --n 64 --k 8 --strategy random --budget 60s --workers 2"
+        self._process = subprocess.Popen(
+            [sys.executable, HERE / "stub_cli.py", *words.split(), "--space", PLAIN, "--cache", self.root],
+            env={**os.environ, "STUB_GPU": str(folder / "measured"), "PYTHONPATH": str(HERE), **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def log(self):
+        paths = list(self.root.glob("*/*.trials.jsonl"))
+        return read_log(paths[0])[1] if paths and paths[0].stat().st_size else []
+
+    def wait_for(self, count):
+        end = time.monotonic() + 30
+        while sum("outcome" in line for line in self.log()) < count:
+            assert self._process.poll() is None, self._process.stderr.read()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def end(self, number):
+        """Send a signal; return (exit code, seconds, what it said, processes left)."""
+        start = time.monotonic()
+        self._process.send_signal(number)
+        told = self._process.communicate(timeout=20)[1]
+        seconds = time.monotonic() - start
+        time.sleep(0.3)
+        return self._process.returncode, seconds, told, _session(self._process.pid)
+
+
+def _session(leader):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(stat.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_in_the_search(tmp_path, number):
+    command = Command(tmp_path, STUB_SECONDS="0.05")
+    command.wait_for(5)
+    code, seconds, told, left = command.end(number)
+    assert (code, left) == (130, [])
+    assert seconds < 2
+    assert "what became of each candidate so far is kept: the same command goes on from there\n" in told
+    assert told.endswith("\nautotune: interrupted\n")
+    assert "Traceback" not in told
+    lines = command.log()
+    assert [line["why"] for line in lines if line.get("event") == "end"] == ["interrupted"]
+    outcomes = {line["id"] for line in lines if "outcome" in line}
+    started = [line["id"] for line in lines if line.get("event") == "started"]
+    assert len(set(started) - outcomes) <= 1
+
+
+def test_while_a_candidate_hangs(tmp_path):
+    command = Command(tmp_path, STUB_SECONDS="60")
+    end = time.monotonic() + 30
+    while not any(line.get("event") == "started" for line in command.log()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    code, seconds, _, left = command.end(signal.SIGINT)
+    assert (code, left) == (130, [])
+    assert seconds < 2
+
+
+def test_in_the_finals(tmp_path):
+    command = Command(tmp_path, STUB_FINALS="60")
+    command.wait_for(60)
+    time.sleep(0.5)
+    code, seconds, told, left = command.end(signal.SIGTERM)
+    assert (code, left) == (130, [])
+    assert seconds < 2
+    assert "checking the finalists" in told
+    assert not list(command.root.glob("*/*.json"))
+
+
+@pytest.mark.parametrize("after", [0.25, 0.5, 0.75, 1.0])
+def test_while_it_starts(tmp_path, after):
+    command = Command(tmp_path)
+    time.sleep(after)
+    code, seconds, told, left = command.end(signal.SIGINT)
+    assert code in (130, -signal.SIGINT), told  # Python's own way of ending, until the command is there
+    assert left == []
+    assert seconds < 2

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from autotune.errors import UsageError
+from autotune.problem import LAYOUTS, Problem
+from autotune.suite import Shape, chosen, read_suite
+
+ONE = '[[shape]]\nid = "S"\nm = 8\nn = 16\nk = 32\n'
+
+
+def read(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return read_suite(path)
+
+
+def test_the_built_in_suite_holds_every_class_of_shape():
+    shapes = read_suite()
+    assert len(shapes) == 24
+    assert {shape.group for shape in shapes} == {"square", "irregular", "small_k", "large_k", "skinny"}
+    assert {shape.problem.layout for shape in shapes} == set(LAYOUTS)
+    assert len({shape.problem for shape in shapes}) == 24
+    assert all(shape.why for shape in shapes)
+    by_id = {shape.id: shape for shape in shapes}
+    assert by_id["P05"].problem == Problem(4096, 4096, 4096)
+    assert by_id["P16"].problem == Problem(512, 8, 500000, beta=1)
+    assert (by_id["P11"].alpha, by_id["P11"].beta) == (1.5, 0.5)
+    assert (by_id["P13"].alpha, by_id["P13"].beta) == (-1.0, 1.0)
+
+
+def test_only_sizes_and_a_name_are_needed(tmp_path):
+    assert read(tmp_path, ONE) == (Shape("S", Problem(8, 16, 32), 1.0, 0.0, "all", ""),)
+
+
+def test_scalars_are_those_that_a_kernel_gets(tmp_path):
+    (shape,) = read(tmp_path, ONE + "alpha = 0.1\nbeta = 3\n")
+    assert shape.alpha == struct.unpack("f", struct.pack("f", 0.1))[0] != 0.1
+    assert (shape.beta, shape.problem.beta) == (3.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no shape"),
+        ("shape = []", "has no shape"),
+        ("shape = 3", "has no shape"),
+        ("shape = [1]", "with two brackets"),
+        ("[shape]\nid = 1", "has no shape"),
+        ("[[shape]", "is not TOML"),
+        ("[bench]\n" + ONE, "bench is unknown"),
+        (ONE + "color = 3", "shape 1 (S): color is unknown: give id, m, n, k"),
+        ('[[shape]]\nid = "S"\nm = 8', "shape 1 (S): n, k is missing"),
+        (ONE.replace("8", '"8"'), "m = '8' must be an integer"),
+        (ONE.replace("8", "true"), "m = True must be an integer"),
+        (ONE.replace("8", "0"), "m = 0 is out of range"),
+        (ONE.replace('"S"', '" "'), "id must be printable"),
+        (ONE + 'layout = "xx"', "layout 'xx' is unknown"),
+        (ONE + 'beta = "1"', "beta = '1' must be a number"),
+        (ONE + "beta = nan", "beta = nan must be a finite"),
+        (ONE + "alpha = 1e39", "alpha = 1e+39 must be a finite"),
+        (ONE + "alpha = 0", "alpha = 0 multiplies nothing"),
+        (ONE + ONE, "id 'S' appears twice"),
+    ],
+)
+def test_a_wrong_suite_is_one_clear_line(tmp_path, text, said):
+    with pytest.raises(UsageError) as error:
+        read(tmp_path, text)
+    assert said in str(error.value)
+    assert "mine.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_suite(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        read_suite(tmp_path / "bytes.toml")
+
+
+def test_shapes_are_chosen_by_id_and_by_group():
+    shapes = read_suite()
+    assert chosen(shapes, ()) == shapes
+    assert [shape.id for shape in chosen(shapes, ("P16", "small_k"))] == ["P13", "P14", "P16", "P24"]
+    with pytest.raises(UsageError, match="'P99' is no shape and no group"):
+        chosen(shapes, ("P99",))
