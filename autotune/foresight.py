@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import zip_longest
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -93,8 +94,8 @@ def foresee(
         )
         progress.notes.append(f"the model does not know {', '.join(unknown)}: {order_is}")
     first = [*_stored(candidates, root)]
-    for family in candidates.families:
-        first += family.numbers(family.space.starts(family.legal))
+    presets = (family.numbers(family.space.starts(family.legal)) for family in candidates.families)
+    first += [number for turn in zip_longest(*presets) for number in turn if number is not None]
     run = Run(progress.began)
     watch(progress)
     with ExitStack() as opened:

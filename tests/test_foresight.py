@@ -189,3 +189,13 @@ def test_a_bad_budget(tmp_path):
     with pytest.raises(UsageError, match="budget 'soon' is not understood"):
         foresee(SMALL, H200, budget="soon", root=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_families_take_turns_with_their_presets(tmp_path):
+    foresee(Problem(5, 512, 256), H200, budget="6", root=tmp_path)
+    tried = {}
+    for path in tmp_path.glob("*/*/*.trials.jsonl"):
+        header, lines = read_trials(path)
+        tried[header.family] = sum("outcome" in line for line in lines)
+    assert tried["sgemm"] >= 2
+    assert tried["sgemm_skinny"] >= 2
