@@ -81,7 +81,7 @@ class Log:
     def tell(self, tuned: Tuned) -> None:
         """Write what became of a shape of a suite."""
         self._say(_told(tuned))
-        self._best, self._legal = None, 0
+        self._best, self._legal, self._notes = None, 0, 0  # the next shape has a progress of its own
 
     def _say(self, line: str) -> None:
         self._last = time.monotonic()
