@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,11 +13,11 @@ from autotune.device import known_devices
 from autotune.errors import ConfigError, Rejected, SpaceError
 from autotune.gpu.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
 from autotune.problem import Problem
+from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.render import Source
 from autotune.sources import rendered
 from autotune.space import Space
-from autotune.timing import tied
 
 TOLERANCE = 0.05  # of the stored time: the same kernel differs by this from day to day
 TIMEOUT_S = 300.0
@@ -110,7 +110,7 @@ def audit(
         contestants = [winner, *others]
         if others:
             finals = _measured(contestants, gpu)
-        renewed = _renewed(record, space, contestants, finals, facts)
+        renewed = _renewed(record, contestants, finals, facts)
     if isinstance(outcome, Rejected):
         why = f"{outcome.kind}: {outcome.why}"
         told = "" if renewed is None else "; its best finalist takes its place"
@@ -153,7 +153,6 @@ def _measured(contestants: Sequence[_Contestant | Rejected], gpu: GpuWorker) -> 
 
 def _renewed(
     record: Record,
-    space: Space,
     contestants: Sequence[_Contestant | Rejected],
     finals: Finals,
     facts: GpuFacts,
@@ -167,33 +166,6 @@ def _renewed(
     if not passed:
         return None
     passed.sort(key=lambda pair: pair[0].timing.median_ms)
-    (won, best), cublas = passed[0], finals.cublas
-    source, binary, timing = best.source, best.binary, won.timing
-    return replace(
-        record,
-        device=records.RecordedDevice.of(facts.device),
-        config=source.config,
-        launch=records.Launch(**vars(source.launch)),
-        code_digest=source.code_digest,
-        template_digest=source.template_digest,
-        space_digest=space.digest,
-        toolchain=records.Toolchain(binary.nvrtc, facts.driver, binary.options),
-        resources=records.Resources(binary.registers, binary.spill_bytes, binary.shared_bytes),
-        timing=records.Timing(**vars(timing)),
-        gflops=record.problem.flops / timing.median_ms / 1e6,
-        vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
-        cublas=None
-        if cublas is None
-        else records.Cublas(cublas.median_ms, finals.cublas_kernel, finals.cublas_version),
-        verification=records.Verification(won.verdict.error, won.verdict.bound, won.verdict.inputs),
-        finalists=tuple(
-            records.Finalist(
-                config=each.source.config,
-                median_ms=outcome.timing.median_ms,
-                quantiles=outcome.timing.quantiles,
-                tied=tied(outcome.timing, timing),
-            )
-            for outcome, each in passed
-        ),
-        created=records.now(),
-    )
+    won, best = passed[0]
+    listed = [(each.source, outcome) for outcome, each in passed]
+    return compose.measured(best.source, best.binary, won, finals, facts, listed, record.search)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 
 from autotune import records
 from autotune.errors import AutotuneError, DeviceError, UsageError
@@ -84,8 +83,6 @@ def tune_all(
     end = began + request.budget.seconds
     overheads: list[float] = []
     with Workshop(gpus, order[0], workers=workers, cold=request.cold) as shop:
-        for name in ("optuna", "jinja2"):  # while the workers start
-            import_module(name)
         shop.identity()
         waiting = order
         for round_ in range(ROUNDS):

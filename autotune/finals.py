@@ -11,6 +11,7 @@ from autotune.errors import Rejected, TuningError
 from autotune.gpu.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
 from autotune.pipeline import Pipeline, trial_limit
 from autotune.progress import Built, Progress, Trial
+from autotune.records import compose
 from autotune.records.trials import TrialLog
 from autotune.timing import tied
 
@@ -51,40 +52,11 @@ class Standing:
 
     def record(self, number: int, search: records.Search) -> records.Record:
         """Make the record of one that passed, with the others of its family."""
-        family, won, cublas = self.candidates.family(number), self.passed(number), self.finals.cublas
-        source, binary, timing = self.built[number].source, self.built[number].binary, won.timing
-        best = min((self.passed(each).timing for each in self.order), key=lambda each: each.median_ms)
+        family, built = self.candidates.family(number), self.built[number]
         own = [each for each in self.order if self.candidates.family(each) is family and each != number]
-        return records.Record(
-            evidence="measured",
-            problem=source.problem,
-            device=records.RecordedDevice.of(self.facts.device),
-            family=source.family,
-            config=source.config,
-            launch=records.Launch(**vars(source.launch)),
-            code_digest=source.code_digest,
-            template_digest=source.template_digest,
-            space_digest=family.space.digest,
-            toolchain=records.Toolchain(nvrtc=binary.nvrtc, driver=self.facts.driver, flags=binary.options),
-            resources=records.Resources(binary.registers, binary.spill_bytes, binary.shared_bytes),
-            timing=records.Timing(**vars(timing)),
-            gflops=source.problem.flops / timing.median_ms / 1e6,
-            vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
-            cublas=None
-            if cublas is None
-            else records.Cublas(cublas.median_ms, self.finals.cublas_kernel, self.finals.cublas_version),
-            verification=records.Verification(won.verdict.error, won.verdict.bound, won.verdict.inputs),
-            search=search,
-            finalists=tuple(
-                records.Finalist(
-                    config=self.built[each].source.config,
-                    median_ms=self.passed(each).timing.median_ms,
-                    quantiles=self.passed(each).timing.quantiles,
-                    tied=tied(self.passed(each).timing, best),
-                )
-                for each in (number, *own)
-            ),
-            created=records.now(),
+        passed = [(self.built[each].source, self.passed(each)) for each in (number, *own)]
+        return compose.measured(
+            built.source, built.binary, self.passed(number), self.finals, self.facts, passed, search
         )
 
 

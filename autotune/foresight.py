@@ -28,6 +28,7 @@ from autotune.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header
 from autotune.problem import Problem
 from autotune.progress import Budget, Built, Note, Outcome, Progress, Watcher
 from autotune.proof import prove
+from autotune.records import compose
 from autotune.records.trials import Run, TrialLog, trials_path
 from autotune.render import Launch
 from autotune.search import require_seed
@@ -115,10 +116,9 @@ def foresee(
         progress.end("search")
         progress.stage = "proving the best in the simulator"
         watch(progress)
-        number, built, verdict = _proven(pipeline, candidates, seed, logs, progress, watch)
+        built, verdict = _proven(pipeline, candidates, seed, logs, progress, watch)
     progress.end("finals")
-    chosen = candidates.family(number).space
-    record = _record(chosen, device, built, verdict, progress.searched(STRATEGY, seed))
+    record = compose.estimated(built.source, built.binary, device, verdict, progress.searched(STRATEGY, seed))
     records.write(record, root=root)
     progress.stage = "done"
     watch(progress)
@@ -264,7 +264,7 @@ def _proven(
     logs: Sequence[TrialLog],
     progress: Progress,
     watch: Watcher,
-) -> tuple[int, Built, Verdict]:
+) -> tuple[Built, Verdict]:
     """Simulate the best estimates of distinct machine code; return the best that proved right.
 
     Raises:
@@ -290,31 +290,5 @@ def _proven(
             break
     if not proven:
         raise TuningError(progress.nothing_usable())
-    return proven[0]
-
-
-def _record(
-    space: Space, device: Device, chosen: Built, verdict: Verdict, search: records.Search
-) -> records.Record:
-    source, binary = chosen.source, chosen.binary
-    return records.Record(
-        evidence="estimated",
-        problem=source.problem,
-        device=records.RecordedDevice.of(device),
-        family=source.family,
-        config=source.config,
-        launch=records.Launch(**vars(source.launch)),
-        code_digest=source.code_digest,
-        template_digest=source.template_digest,
-        space_digest=space.digest,
-        toolchain=records.Toolchain(nvrtc=binary.nvrtc, driver=None, flags=binary.options),
-        resources=records.Resources(binary.registers, binary.spill_bytes, binary.shared_bytes),
-        timing=None,
-        gflops=None,
-        vs_cublas=None,
-        cublas=None,
-        verification=records.Verification(verdict.error, verdict.bound, verdict.inputs),
-        search=search,
-        finalists=(),
-        created=records.now(),
-    )
+    _, best, verdict = proven[0]
+    return best, verdict

@@ -81,7 +81,7 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
     names: dict[str, Any] = {**space.values(config, problem, device), "layout": problem.layout}
     names |= {"family": space.family, "config_id": config.id, "template_digest": digest[:16]}
     try:
-        text = _environment(folder).get_template(name).render(names)
+        text = environment(folder, data_dir("templates")).get_template(name).render(names)
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise SpaceError(f"{_place(error, folder / name)}: does not render ({_message(error)})") from error
     grid, threads, shared_bytes, workspace_bytes = space.launch(config, problem, device)
@@ -135,11 +135,12 @@ def template_folder(space: Space) -> Path:
 
 
 @cache
-def _environment(folder: Path) -> jinja2.Environment:
+def environment(*folders: Path) -> jinja2.Environment:
+    """Return what renders templates of these folders, the first before the next."""
     import jinja2
 
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, data_dir("templates")]),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         line_statement_prefix="//%",
         trim_blocks=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,8 +94,6 @@ def tune(
     )
     progress = request.begin(problem, began)
     with Workshop(list(gpus) or [ordinal], problem, workers=workers, cold=cold) as shop:
-        for name in ("optuna", "jinja2"):  # half a second, while the workers start
-            import_module(name)
         return search(problem, shop, request, progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from types import TracebackType
 
 from autotune.compiler import CompilePool, default_workers
@@ -44,6 +45,8 @@ class Workshop:
             ]
             self.pool = opening.enter_context(CompilePool(compilers, COMPILE_TIMEOUT_S))
             self.pool.warm()
+            for name in ("optuna", "jinja2"):  # half a second, while they start
+                import_module(name)
             self._open = opening.pop_all()
 
     def __enter__(self) -> Workshop:

@@ -13,7 +13,6 @@ from autotune.errors import AutotuneError, Rejected
 from autotune.paths import install_command
 
 NEEDED_EVERYWHERE = ("NVRTC", "records")
-NEEDED_TO_TUNE = (*NEEDED_EVERYWHERE, "driver", "CuPy", "GPU")
 
 
 @dataclass(frozen=True)

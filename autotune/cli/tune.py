@@ -117,10 +117,11 @@ def command(
             if given:
                 why = "with --target" if target else "without a GPU"
                 raise UsageError(f"{option} is for measuring, and nothing is measured {why}: leave it out")
+    several = len(shapes) > 1 or suite is not None
     board = watcher()
     try:
         with board:
-            if len(shapes) > 1 or suite is not None:
+            if several:
                 from autotune.campaign import tune_all
 
                 usual = SINGLE_BUDGET if suite is None else SUITE_BUDGET
@@ -175,7 +176,7 @@ def command(
             "what became of each candidate so far is kept: the same command goes on from there", err=True
         )
         raise
-    if len(shapes) > 1 or suite is not None:
+    if several:
         _report(found, as_json, time.monotonic() - began)
         return
     from autotune.records.files import find, record_path, to_json

@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune import __version__, cubins
 from autotune.compiler import stated_arch
@@ -16,11 +15,10 @@ from autotune.device import Device
 from autotune.errors import RecordMissing, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.problem import Problem
+from autotune.render import environment
 from autotune.verify import error_bound
 
-if TYPE_CHECKING:
-    import jinja2
-
+_HERE = Path(__file__).parent  # of the templates of files
 ALIGNMENT = 16  # bytes that every operand's address must be a multiple of: no access is wider
 STATUSES = (  # what a launch returns; what is positive is a cudaError_t
     ("AUTOTUNE_OK", 0, "the kernel was launched"),
@@ -112,7 +110,7 @@ def cuda_file(export: Export) -> str:
     The file stands alone, and any number of them link into one program.
     """
     return (
-        _templates()
+        environment(_HERE)
         .get_template("kernel.cu.jinja")
         .render(
             **_names([export]),
@@ -132,7 +130,9 @@ def header_file(exports: Sequence[Export], name: str) -> str:
     """
     guard = re.sub(r"\W", "_", name).upper()
     return (
-        _templates().get_template("kernels.h.jinja").render(**_names(exports), exports=exports, guard=guard)
+        environment(_HERE)
+        .get_template("kernels.h.jinja")
+        .render(**_names(exports), exports=exports, guard=guard)
     )
 
 
@@ -177,18 +177,3 @@ def _embedded(export: Export) -> str:
 
 def _names(exports: Sequence[Export]) -> dict[str, Any]:
     return {"version": __version__, "statuses": STATUSES, "alignment": ALIGNMENT, "device": exports[0].device}
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        line_statement_prefix="//%",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )

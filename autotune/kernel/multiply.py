@@ -61,17 +61,7 @@ def matmul(
     array([4., 4., 4., 4., 4., 4.], dtype=float32)
     """
     if type(a) is _ndarray and type(b) is _ndarray and device is None:
-        key = (
-            a.shape,
-            a.strides,
-            b.shape,
-            b.strides,
-            a.data.device_id,
-            transpose_a,
-            transpose_b,
-            beta == 0.0,
-            policy,
-        )
+        key = _look(a, b, transpose_a, transpose_b, beta, policy)
         try:
             found = _short.get(key)
         except TypeError:  # an argument is of a type that is refused below
@@ -80,6 +70,14 @@ def matmul(
             kernel, turn_a, turn_b = found
             return kernel(a.T if turn_a else a, b.T if turn_b else b, out, alpha, beta, stream)
     return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, device)
+
+
+def _look(
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool, beta: float, policy: Policy
+) -> tuple[Any, ...]:
+    """Say of CuPy arrays what decides how they are multiplied."""
+    factors = (a.shape, a.strides, b.shape, b.strides, a.data.device_id)
+    return factors, transpose_a, transpose_b, beta == 0.0, policy
 
 
 def _matmul(
@@ -149,15 +147,5 @@ def _remember(
     if type(a) is not kernel.ndarray or type(b) is not kernel.ndarray:
         return
     _ndarray = kernel.ndarray
-    key = (
-        a.shape,
-        a.strides,
-        b.shape,
-        b.strides,
-        a.data.device_id,
-        transpose_a,
-        transpose_b,
-        beta == 0.0,
-        policy,
-    )
+    key = _look(a, b, transpose_a, transpose_b, beta, policy)
     _short[key] = (kernel, (layout_a == "t") != transpose_a, (layout_b == "t") != transpose_b)

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from autotune.errors import UsageError
 from autotune.problem import FLOAT_BYTES, MAX_EXTENT, Problem, Strided
 
-WIDEST = 16  # bytes; no access of a kernel is wider, so no more alignment is ever needed
-
 
 class Operand(NamedTuple):
     """An array of float32 where it lies.

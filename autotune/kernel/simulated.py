@@ -84,6 +84,7 @@ class SimulatedLaunch:
         Raises:
             SimulationFault: The kernel did what no kernel may.
         """
+        from autotune.proof import workspace_of
         from autotune.simulator import run_ptx
 
         problem, launch = self._source.problem, self._source.launch
@@ -96,15 +97,19 @@ class SimulatedLaunch:
             )
         ]
         arrays = _floats((a, b, c), sizes)
-        workspace = (
-            [np.zeros(launch.workspace_bytes // FLOAT_BYTES, np.float32)] if launch.workspace_bytes else []
-        )
         run_ptx(
             self._ptx,
             self._source.entry,
             launch.grid,
             launch.block,
-            (np.float32(alpha), arrays[0], arrays[1], np.float32(beta), arrays[2], *workspace),
+            (
+                np.float32(alpha),
+                arrays[0],
+                arrays[1],
+                np.float32(beta),
+                arrays[2],
+                *workspace_of(self._source),
+            ),
             shared_bytes=launch.shared_bytes,
         ).raise_if_faulty()
 
