@@ -140,7 +140,7 @@ def test_a_time_ends_the_compiling(tmp_path):
 
 
 def test_a_template_that_is_wrong_leaves_no_record(tmp_path):
-    space = altered(tmp_path / "space", "epilogue.cu.jinja", "alpha", "beta")
+    space = altered(tmp_path / "space", "write_c.cu.jinja", "alpha", "beta")
     root = tmp_path / "records"
     with pytest.raises(
         TuningError, match=r"0 of 2 candidates are usable.*2 correctness, such as BM.*is off by"

@@ -245,7 +245,7 @@ def template_facts(family):
             if node.name in ("defined", "default") and isinstance(node.node, jinja2.nodes.Name):
                 optional.add(node.node.name)
         asked |= jinja2.meta.find_undeclared_variables(tree) - optional
-        for include in tree.find_all(jinja2.nodes.Include):
+        for include in tree.find_all((jinja2.nodes.Include, jinja2.nodes.FromImport)):
             files += [each for each in included(include.template) if each not in files]
     return asked - made, set(files[1:])
 

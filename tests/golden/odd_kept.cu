@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nt
 // config   BM64-TM8-LM2-BN128-TN4-VM1-VN1-BK32-split_k1-warps_k1-cp_async-stages2-transpose_a0-transpose_b0-read_k4-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
-// template 7faf441cbc143faf
+// template 8a0b71d1a7f40d24
 
 // The problem.
 constexpr int m = 1021;  // rows of C
