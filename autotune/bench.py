@@ -115,6 +115,7 @@ class Report:
         nvrtc: Version that compiled the kernels.
         seed: Of the operands.
         cold: Whether operands were kept out of the L2 cache.
+        method: How all were launched.
         created: UTC.
         rows: In the order of the suite.
     """
@@ -123,6 +124,7 @@ class Report:
     nvrtc: str
     seed: int
     cold: bool
+    method: Method
     created: str
     rows: tuple[Row, ...]
 
@@ -243,7 +245,7 @@ def bench(
     *,
     ordinal: int = 0,
     cold: bool = False,
-    method: Method | None = None,
+    method: Method = "graph",
     seed: int | None = None,
     root: Path | None = None,
     tell: Callable[[Row], None] = lambda row: None,
@@ -261,7 +263,7 @@ def bench(
         shapes: What to time.
         ordinal: CUDA ordinal of the GPU.
         cold: Time with operands that are not in the L2 cache, all by graph replay.
-        method: How all are launched; None for graph replay where one of a shape's kernels is short.
+        method: How all are launched: one by one, or as CUDA graphs, so that no gap between launches counts.
         seed: Of the operands; drawn anew when None.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
         tell: Told of every shape when it is done.
@@ -286,7 +288,7 @@ def bench(
                 row = _row(shape, winner, binaries[index], gpu, seed, cold, method)
             rows.append(row)
             tell(row)
-    return Report(facts, nvrtc_version(), seed, cold, records.now(), tuple(rows))
+    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows))
 
 
 def _compiled(winners: Sequence[Choice | None], arch: str, root: Path | None) -> dict[int, Binary | Rejected]:
@@ -324,7 +326,7 @@ def _row(
     gpu: BenchWorker,
     seed: int,
     cold: bool,
-    method: Method | None,
+    method: Method,
 ) -> Row:
     if isinstance(binary, Rejected):
         return Row(shape, winner, failure=Failure(binary.kind, binary.why))

@@ -178,8 +178,8 @@ def row(ident, group, ours, cublas, cublaslt, problem=SMALL):
     return Row(Shape(ident, problem, group=group), winner(problem), measured(ours), libraries=libraries)
 
 
-def report(*rows, cold=False):
-    return Report(FACTS, "13.0", 7, cold, "2026-01-31T12:00:00Z", rows)
+def report(*rows, cold=False, method="graph"):
+    return Report(FACTS, "13.0", 7, cold, method, "2026-01-31T12:00:00Z", rows)
 
 
 def test_geometric_means():
@@ -230,7 +230,8 @@ def test_the_markdown_table_has_what_the_readme_shows():
     )
     head, blank, *table = command.table(made).splitlines()
     assert head == (
-        "NVIDIA H200, driver 580.95.05, cuBLAS 13.1.1, NVRTC 13.0, 2026-01-31; warm L2, medians, in turns in "
+        "NVIDIA H200, driver 580.95.05, cuBLAS 13.1.1, NVRTC 13.0, 2026-01-31; operands warm, "
+        "replayed as CUDA graphs, medians, in turns in "
         "one run; copy 4,100 GB/s."
     )
     assert blank == ""

@@ -31,7 +31,7 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
 @click.option(
     "--back-to-back",
     is_flag=True,
-    help="Launch all one by one; without it kernels below 30 us are replayed as CUDA graphs.",
+    help="Launch all one by one; without it all are replayed as CUDA graphs.",
 )
 @click.option("--seed", type=int, help="Of the operands; drawn anew when not given.")
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
@@ -68,7 +68,7 @@ def command(
         shapes,
         ordinal=ordinal,
         cold=cold,
-        method="back-to-back" if back_to_back else None,
+        method="back-to-back" if back_to_back else "graph",
         seed=seed,
         root=root,
         tell=lambda row: click.echo(told(row), err=True),
@@ -110,10 +110,11 @@ def caption(report: Report) -> str:
     """Say in one line where, with what and when the report was made."""
     facts = report.facts
     libraries = f"cuBLAS {facts.cublas}" if facts.cublas else "no cuBLAS"
-    method = "operands cold, replayed as CUDA graphs" if report.cold else "warm L2"
+    launched = "replayed as CUDA graphs" if report.method == "graph" else "launched back to back"
     return (
         f"{facts.device.name}, driver {facts.driver}, {libraries}, NVRTC {report.nvrtc}, "
-        f"{report.created[:10]}; {method}, medians, in turns in one run; copy {facts.copy_gbs:,.0f} GB/s"
+        f"{report.created[:10]}; operands {report.l2}, {launched}, "
+        f"medians, in turns in one run; copy {facts.copy_gbs:,.0f} GB/s"
     )
 
 

@@ -188,7 +188,7 @@ class _Course:
         self._gpu = gpu
         self._alpha, self._beta = contest.alpha, timed_beta(contest.beta)
         self._l2: L2 = "cold" if contest.cold else "warm"
-        self._method: Method | None = "graph" if contest.cold else contest.method
+        self._method: Method = "graph" if contest.cold else contest.method
         self._operands = [checker.operands]
         if contest.cold:
             self._rotation = Rotation(gpu, contest.problem, checker.operands, l2_bytes)

@@ -62,7 +62,7 @@ class Contest:
         cold: Time with operands that are not in the L2 cache, replayed as a CUDA graph.
         timeout_s: Limit of one step: a check, or a sample of a timing.
         libraries: Those to compare with.
-        method: How all are launched; None for graph replay where one of them is short or operands are cold.
+        method: How all are launched, unless operands are cold.
     """
 
     problem: Problem
@@ -75,7 +75,7 @@ class Contest:
     cold: bool
     timeout_s: float
     libraries: tuple[Library, ...] = LIBRARIES
-    method: Method | None = None
+    method: Method = "graph"
 
 
 @dataclass(frozen=True)
