@@ -103,7 +103,7 @@ def test_clocks_are_those_of_this_gpu(device):
 
 
 def test_finals_beside_another_process_are_noisy_and_alone_they_are_not(device, tmp_path):
-    problem = Problem(1024, 1024, 1024)
+    problem = Problem(4096, 4096, 4096)  # longer than a process has the GPU for itself
     other = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     try:
         assert other.stdout.readline() == b"busy\n"
