@@ -212,7 +212,7 @@ def all_pairs(points: Any, sizes: Sequence[int], seed: int, asked: Any = None) -
 
 def cases(
     file: SpaceFile,
-    size: int = 40000,
+    size: int = 80000,
     seed: int = 0,
     groups: Sequence[str] | None = None,
     costs: Sequence[str] = LIMITS_OF_COST,

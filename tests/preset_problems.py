@@ -19,6 +19,7 @@ _OTHERS = {
     "thin_mixed": Problem(32, 4096, 4096, "nt"),
     "odd_block": Problem(1760, 7133, 1760, "nt", 1),
     "odd_split": Problem(1021, 1021, 1021, "nt", 1),
-    "odd_kept": Problem(1021, 1021, 1021, "nt", 1),
+    "turning_block": Problem(1024, 1024, 1024),
+    "turning_eight": Problem(512, 512, 512),
 }
 PROBLEMS = {name: _OTHERS.get(name, Problem(4096, 4096, 4096)) for name in Space.load("sgemm").presets}

@@ -121,6 +121,13 @@ def test_two_files_compile_and_link_into_one_program(tmp_path):
 
 
 @needs_nvcc
+@pytest.mark.parametrize("problem", [Problem(1, 4096, 512, "tn"), Problem(4095, 4095, 4095)], ids=str)
+def test_kernels_with_functions_of_their_own_compile(problem, tmp_path):
+    (tmp_path / "kernel.cu").write_text(cuda_file(to_export(problem, H200, substitute=True)))
+    run("nvcc", "-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-ptx", "kernel.cu", cwd=tmp_path)
+
+
+@needs_nvcc
 @pytest.mark.parametrize("problem", [replace(SMALL, layout="nt", beta=1), Problem(3, 5, 7, "tn")], ids=str)
 def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
     export = preset(problem)

@@ -285,7 +285,7 @@ def test_what_acts_together_is_there_together() -> None:
         ("spread_n", "loader", 4),
         ("spread_n", "layout", 8),
         ("split_k", "edge", 38),  # where the simulation is not too long
-        ("warps_k", "read_k", 6),
+        ("warps_k", "read_k", 8),
     ):
         assert len({(config[one], config[other]) for config in configs}) >= count, (one, other)
 
@@ -458,7 +458,13 @@ MISTAKES = [
     ),
     Mistake("a tile too few", "single", "tile < tiles_k", "tile < tiles_k - 1", DIFFERS),
     Mistake("a tile too many", "single", "tile < tiles_k", "tile <= tiles_k", "out-of-bounds"),
-    Mistake("shared rows shifted", "single", "a_row + row] =", "a_row + row + 1] =", "uninitialised-read"),
+    Mistake(
+        "shared rows shifted",
+        "single",
+        "a_row + row]) = across",
+        "a_row + row + 4]) = across",
+        "uninitialised-read",
+    ),
     Mistake(
         "pad forgotten", "single", "shared + stages * As_stage", "shared + stages * BK * BM", "shared-race"
     ),

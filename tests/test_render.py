@@ -267,6 +267,14 @@ def test_a_template_asks_only_for_what_its_space_offers(family):
     assert {"family", "config_id", "template_digest", "layout"} <= asked
 
 
+def test_every_function_is_one_of_the_gpu():
+    """Where NVRTC takes what says nothing for a function of the GPU, nvcc takes it for one of the host."""
+    for path in (ROOT / "templates").rglob("*.jinja"):
+        assert not re.search(
+            r"^(?:constexpr |inline |static )*\w+ \w+\(.*\)$", path.read_text(), re.MULTILINE
+        ), path
+
+
 def test_every_part_is_included():
     parts = {f"parts/{path.name}" for path in (ROOT / "templates" / "parts").iterdir()}
     assert set().union(*(template_facts(family)[1] for family in FAMILIES)) == parts

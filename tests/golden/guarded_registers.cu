@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
 // config   BM128-TM8-LM4-BN128-TN8-VM4-VN4-BK16-split_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-guarded-fragment_pipeline1-unroll_stages1-row-group_m8-min_blocks1
-// template 8a0b71d1a7f40d24
+// template ddf06e63d355fe41
 
 // The problem.
 constexpr int m = 4095;  // rows of C
@@ -68,8 +68,8 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
     constexpr int a_width = BK / vec_a;  // moves along one stored row
     constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
+    constexpr int a_rows = num_threads / a_width * 4;  // stored rows between a thread's groups of 4 moves
+    const int a_row = thread / a_width * 4, a_col = thread % a_width * vec_a;
     const float* a_global = A + (block_row + a_row) * lda + a_col;
 
     // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
@@ -86,7 +86,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     auto fetch_tile = [&](int depth = BK) {
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
+            const int row = i / 4 * a_rows + i % 4, col = 0;
             const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
             const bool inside = block_row + a_row + row < m && a_col + col < depth;
             a_staged[i] = inside ? *from : Vector<vec_a>{};
@@ -105,11 +105,16 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // Write the tile that was read last into buffer `stage`.
     auto store_tile = [&](int stage) {
         #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
+        for (int i = 0; i < a_moves; i += 4) {
+            const int row = i / 4 * a_rows + i % 4, col = 0;
             #pragma unroll
-            for (int v = 0; v < vec_a; ++v)
-                As[stage * As_stage + (a_col + col + v) * As_row + a_row + row] = a_staged[i].lane[v];
+            for (int v = 0; v < vec_a; ++v) {
+                Vector<4> across;
+                #pragma unroll
+                for (int r = 0; r < 4; ++r)
+                    across.lane[r] = a_staged[i + r].lane[v];
+                *reinterpret_cast<Vector<4>*>(&As[stage * As_stage + (a_col + col + v) * As_row + a_row + row]) = across;
+            }
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {

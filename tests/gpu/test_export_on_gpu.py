@@ -38,7 +38,7 @@ def built(problem, folder, change=lambda text: text):
 def test_the_program_finds_its_kernel_right(problem, tmp_path):
     done = built(problem, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    match = re.search(r": right \(worst error ([\d.]+) of its bound\), ([\d.e-]+) ms", done.stdout)
+    match = re.search(r": right \(worst error ([\d.e-]+) of its bound\), ([\d.e-]+) ms", done.stdout)
     assert match, done.stdout
     assert 0 < float(match[1]) < 0.5
 
