@@ -64,6 +64,19 @@ def test_an_archive_cut_anywhere_is_a_clear_error_and_never_a_wrong_record(tmp_p
             assert each in RECORDS or (isinstance(each, RecordError) and "\n" not in str(each))
 
 
+def test_no_byte_of_an_archive_can_change_unnoticed(tmp_path):
+    path = tmp_path / "x.tar.gz"
+    write_archive(RECORDS, path)
+    whole = path.read_bytes()
+    for place in (
+        *range(10, len(whole) - 8, max(1, len(whole) // 97)),
+        len(whole) - 8,
+    ):  # the head has no checksum
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(RecordError, match=r"x.tar.gz cannot be read: "):
+            list(read_archive(path))
+
+
 def test_a_bad_record_is_named_by_its_place_and_the_others_are_read(tmp_path):
     path = tmp_path / "x.jsonl"
     write_archive(RECORDS[:2], path)

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -79,7 +80,7 @@ def read_archive(path: Path) -> Iterator[Record | RecordError]:
                     yield _read(content, f"{path}, {where}")
                 except RecordError as error:
                     yield error
-    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise RecordError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -104,13 +105,16 @@ def _write_tar(file: IO[bytes], entries: list[tuple[str, bytes]]) -> None:
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:
-    with tarfile.open(fileobj=file, mode="r:gz") as archive:
-        for member in archive:
-            if not member.isfile() or not member.name.endswith(".json"):
-                continue
-            where = json.dumps(member.name)
-            opened = archive.extractfile(member) if member.size <= MOST_BYTES else None
-            yield where, opened.read() if opened is not None else None
+    with gzip.GzipFile(fileobj=file, mode="rb") as packed:
+        with tarfile.open(fileobj=packed, mode="r:") as archive:
+            for member in archive:
+                if not member.isfile() or not member.name.endswith(".json"):
+                    continue
+                where = json.dumps(member.name)
+                opened = archive.extractfile(member) if member.size <= MOST_BYTES else None
+                yield where, opened.read() if opened is not None else None
+        while packed.read(MOST_BYTES):  # the checksum is at the end
+            pass
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:
