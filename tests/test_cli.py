@@ -338,7 +338,7 @@ def test_tuning_for_a_gpu_of_the_table(run, tmp_path):
     status, out, err = run("show")
     assert (status, err) == (0, "")
     assert len(out.splitlines()) == 2
-    assert "NVIDIA A10  64 x 96 x 40 nn  estimated  -   -        -          2 of " in out
+    assert "NVIDIA A10  64 x 96 x 40 nn  sgemm   estimated  -   -        -          2 of " in out
 
     status, text, err = run("emit", *TINY, "--target", "a10", "--estimated")
     assert (status, err) == (0, "")

@@ -59,11 +59,14 @@ def _list(found: list[Record], folder: Path) -> None:
         return
     from autotune.cli.tables import make_console, make_table
 
-    table = make_table("device", "problem", "evidence", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created")
+    table = make_table(
+        "device", "problem", "family", "evidence", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created"
+    )
     for record in found:
         table.add_row(
             record.device.name,
             str(record.problem),
+            record.family,
             record.evidence,
             f"{record.timing.median_ms:.5g}" if record.timing else "-",
             f"{record.gflops / 1000:.2f}" if record.gflops else "-",

@@ -184,7 +184,7 @@ def command(
     if as_json:
         click.echo(to_json(record))
     else:
-        click.echo(summary(record))
+        click.echo(summary(record, space_name))
         path = record_path(
             record.device, record.family, record.problem, root=root, estimated=absent is not None
         )
@@ -279,8 +279,13 @@ def _absent(
     return named_device("h200"), [], "no GPU here: this is for an NVIDIA H200 (see --target)"
 
 
-def summary(record: Record) -> str:
-    """Say in a few lines what was chosen, how fast and how sure that is, and how it was found."""
+def summary(record: Record, space: str | None = None) -> str:
+    """Say in a few lines what was chosen, how fast and how sure that is, and how it was found.
+
+    Args:
+        record: What there is.
+        space: What `--space` said.
+    """
     from autotune.progress import STAGES
     from autotune.space import Config
 
@@ -304,7 +309,7 @@ def summary(record: Record) -> str:
         found.append(f"  seconds   {', '.join(stages)}")
     if timing is None or record.gflops is None:
         head = f"{record.problem} for {record.device.name}: estimated, compiled and simulated"
-        command = f"autotune tune {record.problem.cli_flags()}"
+        command = f"autotune tune {record.problem.cli_flags()}{f' --space {space}' if space else ''}"
         last = f"  missing   nothing was measured: run '{command}' on a machine with this GPU"
         return "\n".join([head, *config, *found, last])
     compared = "; cuBLAS is not installed, so not compared"

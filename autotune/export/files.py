@@ -61,6 +61,13 @@ class Export:
         return stated_arch(self.choice.source.text, self.device.arch)
 
     @property
+    def nvcc_flags(self) -> str:
+        """What tells nvcc the architecture: of one like sm_90a no PTX, since nvcc would make it for sm_90."""
+        if self.arch.endswith("a"):
+            return f"-gencode arch={self.arch.replace('sm', 'compute')},code={self.arch}"
+        return f"-arch={self.arch}"
+
+    @property
     def kernel(self) -> str:
         """Name of the kernel in the CUDA file."""
         return f"{self.name}_kernel"

@@ -29,7 +29,7 @@ def built(problem, folder, change=lambda text: text):
     device = current_device(0)
     export = to_export(problem, device, substitute=True)
     (folder / "kernel.cu").write_text(change(cuda_file(export)))
-    flags = ["-O3", "-std=c++17", f"-arch={export.arch}", "-DAUTOTUNE_SELF_CHECK"]
+    flags = ["-O3", "-std=c++17", *export.nvcc_flags.split(), "-DAUTOTUNE_SELF_CHECK"]
     subprocess.run(["nvcc", *flags, "kernel.cu", "-o", "check"], cwd=folder, check=True)
     return subprocess.run([folder / "check"], capture_output=True, text=True, timeout=60)
 
