@@ -273,6 +273,7 @@ def bench(
         DeviceError: No usable GPU.
         ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
     """
+    method = "graph" if cold else method
     seed = secrets.randbits(48) if seed is None else seed
     rows: list[Row] = []
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)

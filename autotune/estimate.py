@@ -81,7 +81,7 @@ NAMES = frozenset(
 )
 # The same, with the value of a family that lacks the choice.
 CHOICES: dict[str, Any] = dict.fromkeys(
-    ("split_k", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"), 1
+    ("split_k", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups", "together_a", "together_b"), 1
 )
 
 
@@ -278,9 +278,11 @@ def _instructions(v: Mapping[str, Any], ffmas: Any) -> tuple[Any, Any]:
     clocks_n = np.where(v["LN"] <= 2, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_n / 4
 
     copies_a, copies_b = v["a_pieces"] / v["num_threads"], v["b_pieces"] / v["num_threads"]
-    stores_a = copies_a * np.where(v["a_transposes"], v["vec_a"], 1)  # one float each where they transpose
+    stores_a = copies_a * np.where(
+        v["a_transposes"], v["vec_a"] / v["together_a"], 1
+    )  # across where they transpose
     across_b = np.logical_and(v["b_along_k"], v["transpose_b"] == 1)
-    stores_b = copies_b * np.where(across_b, v["vec_b"], 1)
+    stores_b = copies_b * np.where(across_b, v["vec_b"] / v["together_b"], 1)
     copies = copies_a + copies_b + np.where(v["loader"] == "reg", stores_a + stores_b, 0)
     addresses = np.where(v["unroll_stages"] == 1, 0, STAGE_SLOTS * depth)
     slots = ffmas + reads_m + reads_n + COPY_SLOTS * copies + addresses

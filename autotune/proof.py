@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from autotune.compiler import compile_text
 from autotune.device import Device
-from autotune.errors import Rejected
-from autotune.problem import FLOAT_BYTES, Problem
+from autotune.errors import Rejected, UsageError
+from autotune.problem import FLOAT_BYTES, Problem, Strided
 from autotune.render import Source, render
 from autotune.simulator import run_ptx
 from autotune.space import Config, Space
@@ -92,9 +92,12 @@ def prove(
         The verdict nearest to its bound; or why the config is rejected: "correctness" with the fault.
 
     Raises:
+        UsageError: The problem is strided.
         UnsupportedPTX: The kernel holds an instruction that the simulator does not know.
         ToolchainError: NVRTC is missing or does not know the device.
     """
+    if isinstance(problem, Strided):
+        raise UsageError(f"{problem}: only problems whose rows lie side by side can be proven")
     small = miniatures(space, config, problem, device)
     if not small:
         return Rejected("constraint", "it is legal on no small problem, so it cannot be simulated")

@@ -18,7 +18,7 @@ from autotune import records
 from autotune.bench import Failure, Report, Row, bench, geometric_mean
 from autotune.cli import bench as command
 from autotune.device import named_device
-from autotune.errors import DeviceError, Rejected
+from autotune.errors import DeviceError, Rejected, UsageError
 from autotune.gpu.bench_service import fastest, timed_beta
 from autotune.gpu.bench_worker import LIBRARIES, Baseline, BenchFacts, BenchWorker, Contest, Contested
 from autotune.kernel.choices import Choice
@@ -295,6 +295,13 @@ def test_fp32_alone_is_not_compared_with_tf32():
     assert made.libraries == LIBRARIES
     assert "TF32" not in command.table(made)
     assert "vs_cublas_tf32" not in made.plain()["shapes"][0]
+
+
+def test_a_table_that_cannot_be_written_is_told_before_anything_is_timed(tmp_path):
+    words = ["--m", "64", "--n", "64", "--k", "64", "--markdown", str(tmp_path / "none" / "x.md")]
+    done = CliRunner().invoke(command.command, words)
+    assert isinstance(done.exception, UsageError)
+    assert f"there is no folder {tmp_path / 'none'}" in str(done.exception)
 
 
 def test_a_cold_run_says_so():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from autotune.device import known_devices
-from autotune.errors import Rejected
+from autotune.errors import Rejected, UsageError
 from autotune.paths import data_dir
-from autotune.problem import Problem
+from autotune.problem import Problem, Strided
 from autotune.proof import miniatures, prove
 from autotune.space import Config, Space
 from autotune.verify import Verdict, error_bound
@@ -36,6 +36,12 @@ CASES = {
     "spread": (Problem(1021, 1021, 1021, "nt", 1), choice("odd_split"), H200),
     "tiny": (Problem(20, 36, 44), choice("tiny_block", edge="guarded", stages=2), H200),
 }
+
+
+def test_longer_rows_are_refused():
+    strided = Strided(64, 64, 64, lda=128)
+    with pytest.raises(UsageError, match="only problems whose rows lie side by side"):
+        prove(SGEMM, SGEMM.config(SGEMM.presets["tiny_block"]), strided, H200)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -33,7 +33,7 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     is_flag=True,
     help="Launch all one by one; without it all are replayed as CUDA graphs.",
 )
-@click.option("--seed", type=int, help="Of the operands; drawn anew when not given.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the operands; drawn anew when not given.")
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
 @click.option(
     "--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write the table into this file."
@@ -61,6 +61,8 @@ def command(
     """
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
+    if markdown is not None and not markdown.parent.is_dir():
+        raise UsageError(f"--markdown {markdown}: there is no folder {markdown.parent}")
     shapes = shapes_of(problem, suite, only, maths)
     from autotune.bench import bench
 

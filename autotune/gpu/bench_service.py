@@ -19,7 +19,7 @@ from autotune.errors import AutotuneError, DeviceError, Rejected
 from autotune.gpu.bench_worker import KERNEL, SETUP, Baseline, BenchFacts, Contest, Contested, Library
 from autotune.gpu.service import received
 from autotune.gpu.worker import MeasuredTrial, Trial
-from autotune.timing import L2, Method, Timing, time_candidate, time_finalists
+from autotune.timing import L2, Timing, time_candidate, time_finalists
 from autotune.verify import Verdict
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class _Course:
         self._gpu = gpu
         self._alpha, self._beta = contest.alpha, timed_beta(contest.beta)
         self._l2: L2 = "cold" if contest.cold else "warm"
-        self._method: Method = "graph" if contest.cold else contest.method
+        self._method = contest.method
         self._operands = [checker.operands]
         if contest.cold:
             self._rotation = Rotation(gpu, contest.problem, checker.operands, l2_bytes)

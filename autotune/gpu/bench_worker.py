@@ -59,10 +59,10 @@ class Contest:
         entry: Its name.
         launch: How to start it.
         seed: Of the operands.
-        cold: Time with operands that are not in the L2 cache, replayed as a CUDA graph.
+        cold: Time with operands that are not in the L2 cache.
         timeout_s: Limit of one step: a check, or a sample of a timing.
         libraries: Those to compare with.
-        method: How all are launched, unless operands are cold.
+        method: How all are launched.
     """
 
     problem: Problem
