@@ -340,6 +340,9 @@ def test_tuning_for_a_gpu_of_the_table(run, tmp_path):
     assert len(out.splitlines()) == 2
     assert "NVIDIA A10  64 x 96 x 40 nn  sgemm   estimated  -   -        -          2 of " in out
 
+    status, out, err = run("explain", *TINY, "--target", "a10")
+    assert (status, err) == (0, "")
+    assert out.startswith("64 x 96 x 40 nn on NVIDIA A10: estimated record\n")
     status, text, err = run("emit", *TINY, "--target", "a10", "--estimated")
     assert (status, err) == (0, "")
     assert text.startswith("// sgemm: ")

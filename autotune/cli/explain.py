@@ -50,8 +50,9 @@ def command(
 ) -> None:
     """Say why a kernel is as fast as it is: A and B are presets, config files, or "record", the default.
 
-    With two, they are put side by side. Memory accesses are counted in the simulator on a miniature of the
-    problem, so nothing of this needs a GPU; times come from records only.
+    With two, they are put side by side. Where none was measured the record is the estimated one. Memory
+    accesses are counted in the simulator on a miniature of the problem, so nothing of this needs a GPU; times
+    come from records only.
     """
     if len(what) > 2:
         raise UsageError(f"explain takes one or two kernels, not {len(what)}")
@@ -81,6 +82,8 @@ def _account(
     presets = ", ".join(preset for space in spaces for preset in space.presets)
     if name == "record":
         found = stored_among(spaces, problem, device, root)
+        if found is None:
+            found, name = stored_among(spaces, problem, device, root, estimated=True), "estimated record"
         if found is None:
             raise RecordMissing(
                 f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
