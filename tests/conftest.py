@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
