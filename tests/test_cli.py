@@ -483,6 +483,12 @@ def test_explain_two_as_json(run, tmp_path):
     assert svg.read_text().startswith("<svg")
 
 
+def test_a_drawing_that_cannot_be_written_is_told_first(run, tmp_path):
+    status, out, err = run("explain", "tiny_block", *SMALL, "--svg", str(tmp_path / "none" / "x.svg"))
+    assert (status, out) == (2, "")
+    assert f"there is no folder {tmp_path / 'none'}" in err
+
+
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, json_option
+from autotune.cli.options import cache_option, file_option, json_option
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import Rejected, TuningError, UsageError
 from autotune.problem import Math, Problem
@@ -35,9 +35,7 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Of the operands; drawn anew when not given.")
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
-@click.option(
-    "--markdown", type=click.Path(path_type=Path, dir_okay=False), help="Write the table into this file."
-)
+@file_option("--markdown", "Write the table into this file.")
 @cache_option
 @json_option
 def command(
@@ -61,8 +59,6 @@ def command(
     """
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
-    if markdown is not None and not markdown.parent.is_dir():
-        raise UsageError(f"--markdown {markdown}: there is no folder {markdown.parent}")
     shapes = shapes_of(problem, suite, only, maths)
     from autotune.bench import bench
 

@@ -95,10 +95,20 @@ def cache_option(command: F) -> F:
     return click.option("--cache", "root", type=folder, help="Folder of records.")(command)
 
 
+def file_option(name: str, text: str) -> Callable[[F], F]:
+    """Add an option for a file to write, whose folder must be there before anything is measured."""
+
+    def checked(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{name} {file}: there is no folder {file.parent}")
+        return file
+
+    return click.option(name, type=click.Path(path_type=Path, dir_okay=False), callback=checked, help=text)
+
+
 def svg_option(command: F) -> F:
     """Add --svg as ``svg``."""
-    file = click.Path(path_type=Path, dir_okay=False)
-    return click.option("--svg", type=file, help="Draw the roofline into this file.")(command)
+    return file_option("--svg", "Draw the roofline into this file.")(command)
 
 
 def target_options(command: F) -> F:
