@@ -278,9 +278,8 @@ def _instructions(v: Mapping[str, Any], ffmas: Any) -> tuple[Any, Any]:
     clocks_n = np.where(v["LN"] <= 2, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_n / 4
 
     copies_a, copies_b = v["a_pieces"] / v["num_threads"], v["b_pieces"] / v["num_threads"]
-    stores_a = copies_a * np.where(
-        v["a_transposes"], v["vec_a"] / v["together_a"], 1
-    )  # across where they transpose
+    # Where stores transpose, each is one float of one stored row, or of several that are loaded together.
+    stores_a = copies_a * np.where(v["a_transposes"], v["vec_a"] / v["together_a"], 1)
     across_b = np.logical_and(v["b_along_k"], v["transpose_b"] == 1)
     stores_b = copies_b * np.where(across_b, v["vec_b"] / v["together_b"], 1)
     copies = copies_a + copies_b + np.where(v["loader"] == "reg", stores_a + stores_b, 0)

@@ -130,6 +130,15 @@ def _fitted(
     return dict(fitted), adaptation(config, fitted)
 
 
+def measured_or_estimated(
+    spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None
+) -> tuple[Space, Record] | None:
+    """Find the fastest record of a problem among those of some families, else the newest estimated one."""
+    return stored_among(spaces, problem, device, root) or stored_among(
+        spaces, problem, device, root, estimated=True
+    )
+
+
 def stored_among(
     spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None, estimated: bool = False
 ) -> tuple[Space, Record] | None:
@@ -150,13 +159,10 @@ def _stored(
     spaces: Sequence[Space], problem: Problem, device: Device, estimated: bool, root: Path | None
 ) -> tuple[Space, dict[str, Any], str]:
     """Give a record's space and config, and a note when none was measured: then it is the estimated one."""
-    note = ""
-    found = None if estimated else stored_among(spaces, problem, device, root)
-    if found is None:
+    if estimated:
         found = stored_among(spaces, problem, device, root, estimated=True)
-        note = (
-            "" if estimated else "no measured record: this is the estimated one, whose speed nobody measured"
-        )
+    else:
+        found = measured_or_estimated(spaces, problem, device, root)
     if found is None:
         raise RecordMissing(
             f"no {'estimated ' if estimated else ''}record of {problem} on {device.name}: "
@@ -164,7 +170,9 @@ def _stored(
             "or give --preset or --config"
         )
     space, record = found
-    return space, dict(record.config), note
+    fallen_back = record.evidence == "estimated" and not estimated
+    note = "no measured record: this is the estimated one, whose speed nobody measured"
+    return space, dict(record.config), note if fallen_back else ""
 
 
 def _for(device: Device) -> str:

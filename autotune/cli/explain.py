@@ -76,20 +76,19 @@ def command(
 def _account(
     name: str, spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None
 ) -> Account:
-    from autotune.cli.emit import parsed_config, space_with, stored_among, with_config
+    from autotune.cli.emit import measured_or_estimated, parsed_config, space_with, stored_among, with_config
     from autotune.explain import explain
 
     presets = ", ".join(preset for space in spaces for preset in space.presets)
     if name == "record":
-        found = stored_among(spaces, problem, device, root)
-        if found is None:
-            found, name = stored_among(spaces, problem, device, root, estimated=True), "estimated record"
+        found = measured_or_estimated(spaces, problem, device, root)
         if found is None:
             raise RecordMissing(
                 f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
                 f"or name a preset: {presets}"
             )
         space, config = found[0], found[0].config(found[1].config)
+        name = "estimated record" if found[1].evidence == "estimated" else name
     elif (owner := space_with(spaces, name)) is not None:
         space = owner
         config = space.fitted({**space.presets, **space.ladder}[name], problem, device)

@@ -219,7 +219,7 @@ class _Course:
         return best, len(able) if best is not None else len(algorithms)
 
     def timed(self, entrants: dict[str, Multiply], clocks: Any, announce: Announce) -> dict[str, Timing]:
-        """Time all in turns; cold operands by graph replay, which leaves no gap between launches."""
+        """Time all in turns, launched as the contest says."""
         names = list(entrants)
         if not names:
             return {}
