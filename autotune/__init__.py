@@ -22,32 +22,32 @@ from autotune.errors import (
     TuningError,
     UsageError,
 )
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.device import Device, current_device, named_device
+    from autotune.code.render import Source
     from autotune.kernel import Kernel, best_kernel, matmul
-    from autotune.progress import Budget
-    from autotune.render import Source
     from autotune.simulator import simulate
-    from autotune.space import Config, Space
-    from autotune.tuner import tune
+    from autotune.space.space import Config, Space
+    from autotune.tuning.progress import Budget
+    from autotune.tuning.tuner import tune
+    from autotune.values.device import Device, current_device, named_device
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Budget": "progress",
-    "Config": "space",
-    "Device": "device",
+    "Budget": "tuning.progress",
+    "Config": "space.space",
+    "Device": "values.device",
     "Kernel": "kernel",
-    "Source": "render",
-    "Space": "space",
+    "Source": "code.render",
+    "Space": "space.space",
     "best_kernel": "kernel",
-    "current_device": "device",
+    "current_device": "values.device",
     "matmul": "kernel",
-    "named_device": "device",
+    "named_device": "values.device",
     "simulate": "simulator",
-    "tune": "tuner",
+    "tune": "tuning.tuner",
 }
 
 __all__ = [

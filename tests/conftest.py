@@ -29,8 +29,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _no_gpu() -> str:
-    from autotune.device import current_device
     from autotune.errors import DeviceError
+    from autotune.values.device import current_device
 
     try:
         current_device(0)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.compiler import Binary
-from autotune.gpu.verify_kernels import Matrix, Place
+from autotune.code.compiler import Binary
+from autotune.measure.verify_kernels import Matrix, Place
 from autotune.simulator import run_ptx
 
 

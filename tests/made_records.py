@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune import records
-from autotune.device import Device, named_device
-from autotune.problem import Problem
+from autotune.code.render import render
 from autotune.records import from_json
 from autotune.records.schema import Record
-from autotune.render import render
-from autotune.space import Config, Space
+from autotune.space.space import Config, Space
+from autotune.values.device import Device, named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 SGEMM = Space.load("sgemm")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from autotune.device import Device, named_device
-from autotune.expression import Expression
-from autotune.problem import LAYOUTS, Problem
-from autotune.space import Config
-from autotune.spacefile import LIMITS, SpaceFile
+from autotune.space.expression import Expression
+from autotune.space.file import LIMITS, SpaceFile
+from autotune.space.space import Config
+from autotune.values.device import Device, named_device
+from autotune.values.problem import LAYOUTS, Problem
 
 # An extent is a multiple of the tile plus a rest. Seen modulo 4, the rests give rows of 0, 1, 2 and 3 floats
 # too many; 5 and 9 tiles leave a last group of group_m rows that is not full.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.problem import Problem
-from autotune.space import Space
+from autotune.space.space import Space
+from autotune.values.problem import Problem
 
 _OTHERS = {
     "tiny_block": Problem(128, 128, 128),

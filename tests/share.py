@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.device import named_device
-from autotune.problem import Problem
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import TrialHeader
 from autotune.search import WAIT
 from autotune.sharing import SharedSearch, Storage, open_search
-from autotune.space import Legal
+from autotune.space.space import Legal
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 SWEEP = Path(__file__).parent / "data" / "h200_sgemm_4096_sweep.csv.gz"
 HEADER = TrialHeader(

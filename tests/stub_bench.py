@@ -7,13 +7,13 @@ import signal
 import time
 from pathlib import Path
 
-from autotune.device import named_device
 from autotune.errors import DeviceError, Rejected
-from autotune.gpu.bench_worker import Baseline, BenchFacts, Contested
-from autotune.gpu.service import received
-from autotune.gpu.worker import MeasuredTrial
-from autotune.timing import Timing
-from autotune.verify import Verdict
+from autotune.measure.bench_worker import Baseline, BenchFacts, Contested
+from autotune.measure.service import received
+from autotune.measure.timing import Timing
+from autotune.measure.verify import Verdict
+from autotune.measure.worker import MeasuredTrial
+from autotune.values.device import named_device
 
 HANG, CRASH, FAULT, WRONG, MEMORY, CUBLAS_CRASHES, LT_HANGS, SETUP_DIES = range(2, 10)
 

@@ -6,13 +6,13 @@ from functools import partial
 
 from autotune.cli import main
 from autotune.cli import tune as tune_command
-from autotune.gpu.worker import GpuWorker
+from autotune.measure.worker import GpuWorker
 
 if __name__ == "__main__":
     tune_command._absent = lambda ordinal, gpus, target: (None, [0], "")
 
     def patched():
-        from autotune import workshop
+        from autotune.tuning import workshop
 
         workshop.GpuWorker = partial(GpuWorker, service="stub_gpu:serve_hashed")
 

@@ -9,12 +9,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.device import named_device
 from autotune.errors import DeviceError, Rejected
-from autotune.gpu.service import attend, received
-from autotune.gpu.worker import GpuFacts, MeasuredTrial
-from autotune.timing import Timing
-from autotune.verify import Verdict
+from autotune.measure.service import attend, received
+from autotune.measure.timing import Timing
+from autotune.measure.verify import Verdict
+from autotune.measure.worker import GpuFacts, MeasuredTrial
+from autotune.values.device import named_device
 
 FACTS = GpuFacts(named_device("h200"), "580.95.05", 1 << 30, 2, "0000:04:00.0")
 

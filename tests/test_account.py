@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from autotune.account import (
+from autotune.errors import DeviceError
+from autotune.model.account import (
     global_loads,
     problem_intensity,
     ridge,
@@ -13,9 +14,8 @@ from autotune.account import (
     tile_intensity,
     traffic_bytes,
 )
-from autotune.device import known_devices
-from autotune.errors import DeviceError
-from autotune.problem import Problem
+from autotune.values.device import known_devices
+from autotune.values.problem import Problem
 
 H200 = known_devices()["h200"]
 

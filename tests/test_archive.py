@@ -10,9 +10,9 @@ from made_records import made, made_estimate
 
 from autotune import records
 from autotune.errors import RecordError, UsageError
-from autotune.problem import Problem
 from autotune.records import archive
 from autotune.records.archive import read_archive, write_archive
+from autotune.values.problem import Problem
 
 RECORDS = [made(Problem(64, 64, 64)), made(Problem(64, 64, 128)), made_estimate(Problem(64, 64, 64))]
 KINDS = ["x.tar.gz", "x.tgz", "x.jsonl"]

@@ -8,11 +8,11 @@ import pytest
 from made_records import H200, SGEMM, fitted, made
 from stub_gpu import FACTS, measured
 
-from autotune.audit import TOLERANCE, audit, staleness
+from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
-from autotune.gpu.worker import Finals
-from autotune.problem import Problem
-from autotune.render import render
+from autotune.measure.worker import Finals
+from autotune.tuning.audit import TOLERANCE, audit, staleness
+from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 64)
 WINNER, OTHER = fitted(PROBLEM), fitted(PROBLEM, "small_block")

@@ -15,17 +15,17 @@ from stub_bench import measured, timing
 from test_records import make_record
 
 from autotune import records
-from autotune.bench import Failure, Report, Row, bench, geometric_mean
 from autotune.cli import bench as command
-from autotune.device import named_device
+from autotune.code.render import Launch, render
 from autotune.errors import DeviceError, Rejected, UsageError
-from autotune.gpu.bench_service import fastest, timed_beta
-from autotune.gpu.bench_worker import LIBRARIES, Baseline, BenchFacts, BenchWorker, Contest, Contested
 from autotune.kernel.choices import Choice
-from autotune.problem import Problem
-from autotune.render import Launch, render
-from autotune.space import Space
-from autotune.suite import Shape
+from autotune.measure.bench_service import fastest, timed_beta
+from autotune.measure.bench_worker import LIBRARIES, Baseline, BenchFacts, BenchWorker, Contest, Contested
+from autotune.report.bench import Failure, Report, Row, bench, geometric_mean
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
+from autotune.values.suite import Shape
 
 H200 = named_device("h200")
 SMALL = Problem(64, 64, 64)
@@ -345,8 +345,8 @@ def test_only_kernels_on_tensor_cores_run_where_tf32_is_allowed(tmp_path, monkey
 
 
 def test_every_shape_is_told_and_reported_whatever_happens(root, monkeypatch):
-    monkeypatch.setattr("autotune.bench.STEP_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("autotune.bench.trial_limit", lambda problem: 0.0)
+    monkeypatch.setattr("autotune.report.bench.STEP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("autotune.report.bench.trial_limit", lambda problem: 0.0)
     shapes = [
         shape("good"),
         shape("hang", stub_bench.HANG),
@@ -408,7 +408,7 @@ def test_the_machine_code_is_kept_and_found_again(root):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BenchWorker, "run", run)
         bench([shape("first")], root=root, service=STUB)
-        patch.setattr("autotune.bench.CompilePool.submit", None)
+        patch.setattr("autotune.report.bench.CompilePool.submit", None)
         bench([shape("second")], root=root, service=STUB)
     assert contests[0] == contests[1]
     assert contests[0].startswith(b"\x7fELF")
@@ -418,7 +418,9 @@ def test_the_machine_code_is_kept_and_found_again(root):
 
 
 def run_command(*words, monkeypatch):
-    monkeypatch.setattr("autotune.bench.bench.__kwdefaults__", {**bench.__kwdefaults__, "service": STUB})
+    monkeypatch.setattr(
+        "autotune.report.bench.bench.__kwdefaults__", {**bench.__kwdefaults__, "service": STUB}
+    )
     return CliRunner().invoke(command.command, [str(word) for word in words])
 
 

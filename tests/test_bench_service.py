@@ -11,13 +11,13 @@ from host_gpu import HostGpu, NumpyKernels
 from test_bench import CONTEST, FACTS
 
 pytest.importorskip("cupy")
-from autotune.device import named_device
 from autotune.errors import DeviceError, Rejected
-from autotune.gpu import bench_service, cublas, cuda
-from autotune.gpu.bench_worker import LIBRARIES, Baseline
-from autotune.gpu.cublas import CublasError
-from autotune.gpu.worker import MeasuredTrial
-from autotune.problem import Problem
+from autotune.measure import bench_service, cublas, cuda
+from autotune.measure.bench_worker import LIBRARIES, Baseline
+from autotune.measure.cublas import CublasError
+from autotune.measure.worker import MeasuredTrial
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 PROBLEM = Problem(40, 30, 20, "nt", beta=1)
 
@@ -178,7 +178,7 @@ def test_c_stays_finite_whatever_beta_is(bench):
 
 
 def test_cold_launches_rotate_through_copies_and_use_graphs(bench, monkeypatch):
-    monkeypatch.setattr("autotune.gpu.rotation.COLD_L2_FACTOR", 0.0005)
+    monkeypatch.setattr("autotune.measure.rotation.COLD_L2_FACTOR", 0.0005)
     copies = round(0.0005 * named_device("h200").l2_bytes / (4 * (800 + 600 + 1200)) + 0.5)
     assert copies > 2
     _, contested, _ = run(bench, cold=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.blas import _libraries, blas_threads
+from autotune.tuning.blas import _libraries, blas_threads
 
 
 def threads():

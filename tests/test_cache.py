@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from autotune import records
-from autotune.device import named_device
-from autotune.render import render
-from autotune.space import Space
+from autotune.code.render import render
+from autotune.space.space import Space
+from autotune.values.device import named_device
 
 CACHE = Path(__file__).resolve().parents[1] / "cache"
 FILES = sorted(CACHE.glob("*/*.json"))

@@ -10,10 +10,10 @@ from made_records import H200, fitted, made, made_estimate
 
 from autotune import records
 from autotune.cli import main
-from autotune.depot import Depot
-from autotune.device import named_device
+from autotune.code.depot import Depot
 from autotune.paths import data_dir
-from autotune.problem import Problem
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 ONE, TWO = Problem(64, 64, 64), Problem(64, 64, 128)
 
@@ -117,7 +117,7 @@ class Machine:
     def __init__(self, monkeypatch, outcome):
         import stub_gpu
 
-        from autotune.gpu.worker import Finals
+        from autotune.measure.worker import Finals
 
         class Worker:
             def __init__(self, ordinal, problem, *, cold=False):
@@ -135,8 +135,8 @@ class Machine:
             def finals(self, entries, timeout_s):
                 return Finals({key: outcome for key, _, _ in entries}, None, None)
 
-        monkeypatch.setattr("autotune.device.current_device", lambda ordinal: H200)
-        monkeypatch.setattr("autotune.gpu.worker.GpuWorker", Worker)
+        monkeypatch.setattr("autotune.values.device.current_device", lambda ordinal: H200)
+        monkeypatch.setattr("autotune.measure.worker.GpuWorker", Worker)
 
 
 def test_verify_writes_anew_what_changed(run, root, monkeypatch):

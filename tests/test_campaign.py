@@ -9,15 +9,16 @@ import pytest
 from stub_gpu import TOO_LARGE
 from tuning import Bench
 
-from autotune import records, workshop
-from autotune.device import chosen_gpus, named_device
+from autotune import records
 from autotune.errors import DeviceError, SpaceError, UsageError
-from autotune.gpu.worker import GpuWorker
 from autotune.kernel.best import _fastest
-from autotune.problem import MATHS, Problem
-from autotune.space import Space
-from autotune.suite import Shape
-from autotune.workshop import Workshop
+from autotune.measure.worker import GpuWorker
+from autotune.space.space import Space
+from autotune.tuning import workshop
+from autotune.tuning.workshop import Workshop
+from autotune.values.device import chosen_gpus, named_device
+from autotune.values.problem import MATHS, Problem
+from autotune.values.suite import Shape
 
 H200 = named_device("h200")
 
@@ -60,8 +61,8 @@ def test_a_shape_that_fails_leaves_the_others(bench):
 
 
 def test_a_shape_whose_time_is_up_goes_on_with_what_others_leave_over(bench, monkeypatch):
-    monkeypatch.setattr("autotune.campaign.OVERHEAD_S", 0.5)
-    monkeypatch.setattr("autotune.campaign.LEAST_S", 1.0)
+    monkeypatch.setattr("autotune.tuning.campaign.OVERHEAD_S", 0.5)
+    monkeypatch.setattr("autotune.tuning.campaign.LEAST_S", 1.0)
     monkeypatch.setenv("STUB_SECONDS", "0.15")  # more than 2 s for 15 candidates
     found = bench.campaign([shape("slow", 64), shape("same", 96), shape("third", 128)], "9s")
     assert all(tuned.record is not None for tuned in found)
@@ -90,7 +91,7 @@ def test_several_gpus_share_one_search(bench):
 
 
 def test_a_gpu_that_fails_leaves_its_candidates_to_the_others(bench, monkeypatch):
-    monkeypatch.setattr("autotune.gpu.worker.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("autotune.measure.worker.RETRY_SECONDS", 0.01)
     notes = []
 
     def start(ordinal, problem, cold):

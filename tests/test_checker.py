@@ -7,12 +7,12 @@ import pytest
 from host_gpu import HostGpu, NumpyKernels
 
 from autotune.errors import DeviceError, Rejected
-from autotune.gpu.verify_kernels import VerifyKernels, compile_kernels
-from autotune.problem import LAYOUTS, Problem
-from autotune.verify import Verdict, error_bound
+from autotune.measure.verify import Verdict, error_bound
+from autotune.measure.verify_kernels import VerifyKernels, compile_kernels
+from autotune.values.problem import LAYOUTS, Problem
 
 pytest.importorskip("cupy")
-from autotune.gpu.checker import Checker
+from autotune.measure.checker import Checker
 
 SHAPES = [(70, 90, 40), (1, 33, 500), (33, 1, 7), (3, 5, 1)]
 

@@ -10,12 +10,12 @@ import pytest
 from made_records import H200, SGEMM, fitted, made, made_estimate
 
 from autotune import records
-from autotune.device import named_device
 from autotune.errors import RecordError, UsageError
 from autotune.kernel.choices import Choices, distance
-from autotune.problem import Problem
 from autotune.records import jsontext, typed
-from autotune.space import Space
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 PROBLEM = Problem(200, 136, 72)  # there is no record of it in cache/
 A100, H100 = named_device("a100"), named_device("h100sxm")

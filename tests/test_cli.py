@@ -13,8 +13,8 @@ from made_records import made
 
 from autotune import __version__, records
 from autotune.cli import COMMANDS, main
-from autotune.problem import Problem
-from autotune.space import Space
+from autotune.space.space import Space
+from autotune.values.problem import Problem
 
 CUBE = ["--m", "4096", "--n", "4096", "--k", "4096"]
 H200 = ["--target", "h200"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace as Facts
 
 import pytest
 
-from autotune.gpu.clocks import ClockMonitor, _handle, device_uuid, throttle_names
+from autotune.measure.clocks import ClockMonitor, _handle, device_uuid, throttle_names
 
 
 def test_normal_states_are_no_throttling():

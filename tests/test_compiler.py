@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune import compiler
-from autotune.compiler import Binary, CompilePool, compile_text, default_workers
+from autotune.code import compiler
+from autotune.code.compiler import Binary, CompilePool, compile_text, default_workers
+from autotune.code.nvrtc import _libraries, nvrtc, nvrtc_version
 from autotune.errors import Rejected, ToolchainError
-from autotune.nvrtc import _libraries, nvrtc, nvrtc_version
 
 SCALE = """
 extern "C" __global__ void scale(const float* x, float* y) {
@@ -299,7 +299,7 @@ def test_closed_pool_leaves_no_process() -> None:
 def test_killed_parent_leaves_no_compiler_running() -> None:
     script = (
         "import sys, time; sys.path[:] = eval(sys.argv[1])\n"
-        "from autotune.compiler import CompilePool\n"
+        "from autotune.code.compiler import CompilePool\n"
         "pool = CompilePool(2); pool.warm()\n"
         "pool.submit('warm', sys.argv[2], 'scale', 'sm_90'); pool.collect(10)\n"
         "pool.submit('busy', sys.argv[3], 'endless', 'sm_90')\n"

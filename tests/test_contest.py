@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 from tuning import PLAIN, PROBLEM
 
-from autotune.candidates import Candidates, points_of
-from autotune.contest import LEAST_SHARE, PATIENCE, Contest
-from autotune.device import named_device
+from autotune.code.render import render
 from autotune.errors import SpaceError
-from autotune.render import render
 from autotune.search import WAIT, Search
-from autotune.space import Space
+from autotune.search.candidates import Candidates, points_of
+from autotune.search.contest import LEAST_SHARE, PATIENCE, Contest
+from autotune.space.space import Space
+from autotune.values.device import named_device
 
 H200 = named_device("h200")
 SPACE = Space.load(PLAIN)

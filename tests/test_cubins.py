@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from autotune import cubins
-from autotune.compiler import Binary, compile_text
-from autotune.depot import Depot
+from autotune.code import cubins
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.depot import Depot
 from autotune.errors import Rejected
 
 TEXT = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'
@@ -130,8 +130,8 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
 FRESH = """
 import sys
 from pathlib import Path
-from autotune import cubins
-from autotune.nvrtc import nvrtc
+from autotune.code import cubins
+from autotune.code.nvrtc import nvrtc
 found = cubins.load_or_compile({text!r}, "twice", "sm_90", root=Path({root!r}))
 print(found.digest, nvrtc.cache_info().currsize)
 """
@@ -151,7 +151,7 @@ def test_a_fresh_process_loads_no_compiler(tmp_path):
 
 
 def test_another_nvrtc_is_noticed(tmp_path, monkeypatch):
-    from autotune import nvrtc
+    from autotune.code import nvrtc
 
     version = cubins.installed_version(tmp_path)
     assert version == nvrtc.nvrtc_version()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 pytest.importorskip("cupy")
-from autotune.gpu.cublas import _KernelNodeParams, library_candidates, library_version, plain_name
+from autotune.measure.cublas import _KernelNodeParams, library_candidates, library_version, plain_name
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 from host_gpu import HostGpu
 
 pytest.importorskip("cupy")
-from autotune.gpu import cublaslt
-from autotune.gpu.cublas import CublasError
-from autotune.gpu.cublaslt import WORKSPACE_BYTES, Algorithm, CublasLt, Heuristic
-from autotune.problem import LAYOUTS, Problem
+from autotune.measure import cublaslt
+from autotune.measure.cublas import CublasError
+from autotune.measure.cublaslt import WORKSPACE_BYTES, Algorithm, CublasLt, Heuristic
+from autotune.values.problem import LAYOUTS, Problem
 
 # ruff: noqa: N802 -- names of the library
 

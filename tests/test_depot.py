@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autotune.depot import FOLDER, Depot
+from autotune.code.depot import FOLDER, Depot
 from autotune.errors import UsageError
 
 

@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from autotune.device import Device, current_device, has_gpu, known_devices, named_device
+from autotune.code.nvrtc import nvrtc
 from autotune.errors import DeviceError, UsageError
-from autotune.nvrtc import nvrtc
+from autotune.values.device import Device, current_device, has_gpu, known_devices, named_device
 
 PROPERTIES = {
     "name": b"NVIDIA H200",
@@ -187,10 +187,10 @@ def test_why_there_is_no_gpu(with_runtime, driver, why, says):
 def test_without_cupy_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    monkeypatch.setattr("autotune.device.has_gpu", lambda: True)
+    monkeypatch.setattr("autotune.values.device.has_gpu", lambda: True)
     with pytest.raises(DeviceError, match=r"^CuPy cannot be imported .*: pip install .*\[cuda13\]"):
         current_device(0)
-    monkeypatch.setattr("autotune.device.has_gpu", lambda: False)
+    monkeypatch.setattr("autotune.values.device.has_gpu", lambda: False)
     with pytest.raises(DeviceError, match=r"^there is no NVIDIA driver"):  # CuPy would be of no use
         current_device(0)
 

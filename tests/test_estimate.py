@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.account import roofline_ms
-from autotune.device import known_devices
 from autotune.errors import ConfigError, DeviceError
-from autotune.estimate import estimate, estimate_columns, predicted_registers
-from autotune.problem import Problem
-from autotune.space import Config, Space
+from autotune.families.estimate import estimate, estimate_columns, predicted_registers
+from autotune.model.account import roofline_ms
+from autotune.space.space import Config, Space
+from autotune.values.device import known_devices
+from autotune.values.problem import Problem
 
 H200 = known_devices()["h200"]
 LARGE, SMALL = Problem(4096, 4096, 4096), Problem(1024, 1024, 1024)

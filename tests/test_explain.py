@@ -9,12 +9,12 @@ import pytest
 
 from autotune import records
 from autotune.cli.explain import source_text, text
-from autotune.device import named_device
 from autotune.errors import ConfigError
-from autotune.explain import RELIEF, differing, explain, relief
-from autotune.problem import Problem
-from autotune.proof import small_problem
-from autotune.space import Space
+from autotune.measure.proof import small_problem
+from autotune.report.explain import RELIEF, differing, explain, relief
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 SGEMM = Space.load("sgemm")

@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import export as command
-from autotune.compiler import Binary, compile_text
-from autotune.device import named_device
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.render import render
 from autotune.errors import RecordMissing
-from autotune.export import Export, cubin_files, cuda_file, header_file, to_export
 from autotune.kernel.choices import Choice
-from autotune.problem import LAYOUTS, Problem
-from autotune.render import render
+from autotune.report.export import Export, cubin_files, cuda_file, header_file, to_export
 from autotune.simulator import run_ptx
-from autotune.space import Space
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import LAYOUTS, Problem
 
 H200 = named_device("h200")
 SMALL = Problem(33, 17, 20)

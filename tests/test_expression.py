@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import SpaceError
-from autotune.expression import Expression
+from autotune.space.expression import Expression
 
 WORDS = {"loader": ("reg", "cp_async"), "edge": ("exact", "guarded")}
 CODES = {"reg": 0, "cp_async": 1, "exact": 2, "guarded": 3}

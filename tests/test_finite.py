@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
-from autotune.finite import finite_check
-from autotune.problem import Problem, Strided
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.finite import finite_check
 from autotune.simulator import run_ptx
+from autotune.values.problem import Problem, Strided
 
 HIDDEN_NAN = np.array([0x7F800001], np.uint32).view(np.float32)[0]
 LARGEST, SMALLEST = np.finfo(np.float32).max, np.float32(1e-45)

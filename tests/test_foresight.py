@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 from test_proof import altered
 
-from autotune import foresight, records
-from autotune.candidates import Candidates
-from autotune.device import known_devices
+from autotune import records
+from autotune.code.render import render
 from autotune.errors import RecordMissing, TuningError, UsageError
-from autotune.estimate import estimate_columns
-from autotune.foresight import foresee, order
+from autotune.families.estimate import estimate_columns
 from autotune.kernel import best_kernel
-from autotune.problem import Problem
 from autotune.records.trials import read_trials, trials_path
-from autotune.render import render
-from autotune.space import Space
+from autotune.search.candidates import Candidates
+from autotune.space.space import Space
+from autotune.tuning import foresight
+from autotune.tuning.foresight import foresee, order
+from autotune.values.device import known_devices
+from autotune.values.problem import Problem
 
 H200, T4 = known_devices()["h200"], known_devices()["t4"]
 SGEMM = Space.load("sgemm")
@@ -165,7 +166,7 @@ def test_of_a_family_that_the_model_does_not_know_a_preset_is_proven(tmp_path):
 
 
 def test_families_that_the_model_knows_are_preferred(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.foresight.families", lambda problem, device: [PLANTED, SGEMM])
+    monkeypatch.setattr("autotune.tuning.foresight.families", lambda problem, device: [PLANTED, SGEMM])
     notes = []
     record = foresee(SMALL, H200, budget="2", root=tmp_path, watch=lambda p: notes.append(list(p.notes)))
     assert record.family == "sgemm"

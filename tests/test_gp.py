@@ -17,7 +17,7 @@ from autotune.search.gp import STARTS
 from autotune.search.history import History
 from autotune.search.points import Points
 from autotune.search.surrogate import Posterior, Scales, covariance
-from autotune.space import Legal
+from autotune.space.space import Legal
 from autotune.sweep import read_sweep
 
 DATA = Path(__file__).parent / "data"

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from autotune.compiler import Binary
+from autotune.code.compiler import Binary
+from autotune.code.render import Launch
 from autotune.errors import DeviceError, Rejected
-from autotune.gpu.worker import GpuWorker, MeasuredTrial
-from autotune.problem import Problem
-from autotune.render import Launch
+from autotune.measure.worker import GpuWorker, MeasuredTrial
+from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 64)
 LAUNCH = Launch((1, 1, 1), (32, 1, 1), 0)
@@ -145,7 +145,7 @@ def test_an_error_of_the_start_is_raised_as_it_was():
 def starts(tmp_path, monkeypatch):
     """Count starts of a counting stub, which are retried without a long pause."""
     monkeypatch.setenv("STUB_GPU", str(tmp_path / "pids"))
-    monkeypatch.setattr("autotune.gpu.worker.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("autotune.measure.worker.RETRY_SECONDS", 0.01)
     return lambda: len((tmp_path / "pids").read_text().split())
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tuning import PLAIN
 
-from autotune.interrupt import PATIENCE_S, Interrupts
 from autotune.records.trials import read_log
+from autotune.tuning.interrupt import PATIENCE_S, Interrupts
 
 HERE = Path(__file__).parent
 

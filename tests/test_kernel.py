@@ -14,8 +14,9 @@ import pytest
 from made_records import H200, SGEMM, fitted, made, made_estimate
 
 import autotune
-from autotune import cubins, records
-from autotune.compiler import compile_text
+from autotune import records
+from autotune.code import cubins
+from autotune.code.compiler import compile_text
 from autotune.errors import (
     DeviceError,
     RecordMissing,
@@ -26,8 +27,8 @@ from autotune.errors import (
 from autotune.kernel import best, best_kernel, kernel, matmul
 from autotune.kernel.choices import Choices
 from autotune.kernel.kernel import Kernel
-from autotune.problem import Problem, Strided
-from autotune.space import Space
+from autotune.space.space import Space
+from autotune.values.problem import Problem, Strided
 
 pytestmark = pytest.mark.filterwarnings("ignore:records were measured under other circumstances")
 
@@ -268,7 +269,7 @@ def failing(monkeypatch):
             return Rejected("compile", "kernel.cu(1): error: out of luck")
         return compile_text(text, *rest)
 
-    monkeypatch.setattr("autotune.cubins.compile_text", compiling)
+    monkeypatch.setattr("autotune.code.cubins.compile_text", compiling)
     return words
 
 
@@ -325,7 +326,7 @@ def test_words_that_are_none():
 
 
 def test_without_a_gpu_the_error_says_so():
-    from autotune.device import has_gpu
+    from autotune.values.device import has_gpu
 
     if has_gpu():
         pytest.skip("there is a GPU")
@@ -549,10 +550,10 @@ FRESH = """
 import sys, time
 import numpy as np, jinja2
 from pathlib import Path
-from autotune import cubins, nvrtc
+from autotune.code import cubins, nvrtc
 from autotune.kernel.choices import Choices
-from autotune.device import named_device
-from autotune.problem import Problem
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 start = time.perf_counter()
 choice = next(Choices(Problem(40, 24, 20), named_device("h200"), root=Path(sys.argv[1])).all())
 source = choice.source

@@ -16,17 +16,17 @@ import pytest
 from numpy.typing import NDArray
 from pairwise import SCALARS, Case
 
-from autotune.compiler import Binary, CompilePool, compile_text
-from autotune.device import named_device
+from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.render import Source, render
 from autotune.errors import Rejected
-from autotune.problem import Problem
-from autotune.proof import workspace_of
-from autotune.render import Source, render
+from autotune.measure.proof import workspace_of
+from autotune.measure.verify import verify_numpy
 from autotune.simulator import Fault, machine, run_ptx
 from autotune.simulator.fma import fma32
-from autotune.space import Space
-from autotune.spacefile import read_space_file
-from autotune.verify import verify_numpy
+from autotune.space.file import read_space_file
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 Floats = NDArray[np.float32]
 UNOPTIMISED = ("-Xptxas=-O0",)  # the PTX is the same; of the machine code nothing is asked here

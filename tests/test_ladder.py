@@ -17,11 +17,11 @@ from test_render import assert_tidy
 
 from autotune import records
 from autotune.cli.ladder import show
-from autotune.compiler import Binary, CompilePool, compile_text
-from autotune.device import named_device
+from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.render import Source, render
 from autotune.errors import ConfigError, Rejected, SpaceError
-from autotune.gpu.worker import GpuWorker
-from autotune.ladder import (
+from autotune.measure.worker import GpuWorker
+from autotune.report.ladder import (
     WINNER,
     Ladder,
     describe,
@@ -32,11 +32,11 @@ from autotune.ladder import (
     steps,
     why_slower,
 )
-from autotune.ladder.climber import _rung
-from autotune.problem import LAYOUTS, Problem
-from autotune.render import Source, render
+from autotune.report.ladder.climber import _rung
 from autotune.simulator import run_ptx
-from autotune.space import Config, Space
+from autotune.space.space import Config, Space
+from autotune.values.device import named_device
+from autotune.values.problem import LAYOUTS, Problem
 
 GOLDEN = Path(__file__).with_name("golden") / "ladder"
 UPDATE = "python -m pytest tests/test_ladder.py --update-golden"

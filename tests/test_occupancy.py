@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from autotune.device import known_devices
-from autotune.occupancy import block_limits, occupancy
+from autotune.model.occupancy import block_limits, occupancy
+from autotune.values.device import known_devices
 
 ADA = known_devices()["rtx6000ada"]
 H200 = known_devices()["h200"]

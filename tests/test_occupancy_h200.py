@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.device import named_device
-from autotune.estimate import estimate
-from autotune.occupancy import occupancy
-from autotune.problem import Problem
-from autotune.space import Space
+from autotune.families.estimate import estimate
+from autotune.model.occupancy import occupancy
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 SGEMM = Space.load("sgemm")

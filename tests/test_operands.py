@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autotune.errors import UsageError
 from autotune.kernel.libraries import NumPyLibrary
 from autotune.kernel.operands import Operand, as_stored, leading, scalar, stream_pointer, strided
-from autotune.problem import Problem, Strided
+from autotune.values.problem import Problem, Strided
 
 PROBLEM = Problem(3, 5, 4)
 BASE = 1 << 20

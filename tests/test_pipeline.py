@@ -9,11 +9,16 @@ from dataclasses import replace
 import pytest
 from tuning import PLAIN
 
-from autotune.candidates import Candidates
-from autotune.compiler import CompilePool
-from autotune.device import named_device
-from autotune.gpu.worker import MeasuredTrial
-from autotune.pipeline import (
+from autotune.code.compiler import CompilePool
+from autotune.code.render import Launch, render
+from autotune.measure.timing import Timing
+from autotune.measure.verify import Verdict
+from autotune.measure.worker import MeasuredTrial
+from autotune.records.trials import TrialLog, read_log, read_trials
+from autotune.search import WAIT, Search
+from autotune.search.candidates import Candidates
+from autotune.space.space import Space
+from autotune.tuning.pipeline import (
     KEPT,
     LAUNCHES,
     TRIAL_TIMEOUT_S,
@@ -22,14 +27,9 @@ from autotune.pipeline import (
     trial_limit,
     unlaunchable,
 )
-from autotune.problem import Problem
-from autotune.progress import Budget, Progress
-from autotune.records.trials import TrialLog, read_log, read_trials
-from autotune.render import Launch, render
-from autotune.search import WAIT, Search
-from autotune.space import Space
-from autotune.timing import Timing
-from autotune.verify import Verdict
+from autotune.tuning.progress import Budget, Progress
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 PROBLEM = Problem(64, 64, 8)

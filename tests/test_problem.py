@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autotune.errors import ProblemError, UsageError
-from autotune.problem import LAYOUTS, MAX_EXTENT, Problem, Strided, asked_maths
+from autotune.values.problem import LAYOUTS, MAX_EXTENT, Problem, Strided, asked_maths
 
 
 @pytest.mark.parametrize(

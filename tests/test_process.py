@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.process import Child, ChildDied
+from autotune.code.process import Child, ChildDied
 
 SERVICES = """
 import os, signal, sys
-from autotune.process import requests
+from autotune.code.process import requests
 
 class Unreadable:
     def __reduce__(self):
@@ -160,7 +160,7 @@ def test_kill_and_ctrl_c() -> None:
 def test_children_end_with_a_killed_parent() -> None:
     script = (
         "import sys, time; sys.path[:] = eval(sys.argv[1])\n"
-        "from autotune.process import Child\n"
+        "from autotune.code.process import Child\n"
         "child = Child('services:stubborn'); child.receive()\n"  # no main guard; the child ignores its pipe
         "print(child.pid, flush=True); time.sleep(60)"
     )
@@ -203,10 +203,10 @@ def test_other_processes_do_not_hold_the_pipe_open() -> None:
 
 def test_import_stays_light() -> None:
     heavy = {"numpy", "cupy", "optuna", "jinja2", "concurrent.futures", "asyncio", "importlib.metadata"}
-    script = f"import sys; sys.path[:] = {sys.path!r}\nimport autotune.process\nprint(*sys.modules)"
+    script = f"import sys; sys.path[:] = {sys.path!r}\nimport autotune.code.process\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "autotune.process" in loaded
+    assert "autotune.code.process" in loaded
     assert not heavy & loaded
 
 

@@ -6,16 +6,16 @@ import time
 import pytest
 from tuning import PLAIN, PROBLEM
 
-from autotune.compiler import compile_text
-from autotune.device import named_device
+from autotune.code.compiler import compile_text
+from autotune.code.render import Launch, render
 from autotune.errors import Rejected, UsageError
-from autotune.gpu.worker import MeasuredTrial
-from autotune.progress import Budget, Built, Progress, Trial, trial_id
+from autotune.measure.timing import Timing
+from autotune.measure.verify import Verdict
+from autotune.measure.worker import MeasuredTrial
 from autotune.records import typed
-from autotune.render import Launch, render
-from autotune.space import Space
-from autotune.timing import Timing
-from autotune.verify import Verdict
+from autotune.space.space import Space
+from autotune.tuning.progress import Budget, Built, Progress, Trial, trial_id
+from autotune.values.device import named_device
 
 H200 = named_device("h200")
 SPACE = Space.load(PLAIN)

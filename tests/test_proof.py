@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.device import known_devices
 from autotune.errors import Rejected, UsageError
+from autotune.measure.proof import miniatures, prove
+from autotune.measure.verify import Verdict, error_bound
 from autotune.paths import data_dir
-from autotune.problem import Problem, Strided
-from autotune.proof import miniatures, prove
-from autotune.space import Config, Space
-from autotune.verify import Verdict, error_bound
+from autotune.space.space import Config, Space
+from autotune.values.device import known_devices
+from autotune.values.problem import Problem, Strided
 
 H200, T4 = known_devices()["h200"], known_devices()["t4"]
 SGEMM = Space.load("sgemm")

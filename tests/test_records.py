@@ -19,13 +19,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune import records, render, timing
-from autotune.device import known_devices, named_device
+from autotune import records
+from autotune.code import render
 from autotune.errors import REJECTION_KINDS, RecordError
-from autotune.problem import Problem
+from autotune.measure import timing
 from autotune.records.files import Record, RecordedDevice, from_json, to_json
 from autotune.records.schema import OUTCOMES
-from autotune.space import Config
+from autotune.space.space import Config
+from autotune.values.device import known_devices, named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 PROBLEM = Problem(4096, 4096, 4096)

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preset_problems import PROBLEMS
 
-from autotune.compiler import Binary, CompilePool
-from autotune.device import named_device
+from autotune.code.compiler import Binary, CompilePool
+from autotune.code.render import Source, render, template_digest
 from autotune.errors import ConfigError, SpaceError
-from autotune.problem import LAYOUTS, Problem
-from autotune.render import Source, render, template_digest
-from autotune.space import Space
-from autotune.spacefile import FACTS, LIMITS, TEMPLATE_NAMES
+from autotune.space.file import FACTS, LIMITS, TEMPLATE_NAMES
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import LAYOUTS, Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).with_name("golden")

@@ -12,8 +12,8 @@ import pytest
 
 from autotune.cli import main
 from autotune.errors import Rejected, UsageError
-from autotune.replay import GPU_FIXED_S, LAUNCHES, PROPOSAL_S, WITHIN, replay
 from autotune.sweep import About, Point, Sweep, read_sweep
+from autotune.sweep.replay import GPU_FIXED_S, LAUNCHES, PROPOSAL_S, WITHIN, replay
 from autotune.sweep.sweep import make_sweep
 
 DATA = Path(__file__).parent / "data"

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from autotune.device import Device, named_device
 from autotune.errors import DeviceError
-from autotune.roofline import HEIGHT, WIDTH, Point, draw
+from autotune.report.roofline import HEIGHT, WIDTH, Point, draw
+from autotune.values.device import Device, named_device
 
 SVG = "{http://www.w3.org/2000/svg}"
 H200 = named_device("h200")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.gpu.sampling import LINES, MAX_ELEMENTS, draw_samples
+from autotune.measure.sampling import LINES, MAX_ELEMENTS, draw_samples
 
 
 def draw(m, n, seed=0):

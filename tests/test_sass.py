@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune import sass
-from autotune.compiler import Binary, compile_text
+from autotune.code import sass
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.sass import main_loop
 from autotune.errors import ToolchainError
-from autotune.sass import main_loop
 
 LOOP = """
 extern "C" __global__ void chain(float* out, int n)

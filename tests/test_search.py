@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import SpaceError, UsageError
 from autotune.search import MISMATCH_COST, STRATEGIES, Projection, Search, require_strategy, strategy_name
-from autotune.space import Legal
+from autotune.space.space import Legal
 from autotune.sweep import read_sweep
 
 # Every legal config of one SGEMM space measured on an H200 at 4096 cubed: parameters and median_ms.

@@ -23,13 +23,13 @@ import pytest
 import share
 from optuna.storages.journal import JournalFileSymlinkLock
 
-from autotune.device import named_device
 from autotune.errors import UsageError
 from autotune.records.schema import RecordedDevice
 from autotune.search import WAIT
 from autotune.sharing import SharedSearch, Storage, open_search
 from autotune.sharing.journal import Lock, open_journal
-from autotune.space import Legal
+from autotune.space.space import Legal
+from autotune.values.device import named_device
 
 KINDS = ("journal", "sqlite", "postgresql")
 LEGAL, TIMES = share.sweep(12)

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
+from autotune.code.compiler import Binary, compile_text
 from autotune.errors import UsageError
 from autotune.simulator import SimulationFault, run_ptx, simulate
 from autotune.simulator.machine import GROUP_BYTES, MAX_LANES, Machine
@@ -236,7 +236,8 @@ def test_simulate_compiles_and_runs() -> None:
 def test_needs_numpy_only() -> None:
     code = (
         "import sys; import autotune.simulator;"
-        "print([n for n in ('cupy', 'optuna', 'jinja2', 'click', 'autotune.compiler') if n in sys.modules])"
+        "heavy = ('cupy', 'optuna', 'jinja2', 'click', 'autotune.code.compiler')\n"
+        "print([n for n in heavy if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

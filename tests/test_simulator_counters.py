@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
+from autotune.code.compiler import Binary, compile_text
 from autotune.simulator import Counters, run_ptx
 from autotune.simulator.traffic import global_traffic, shared_traffic
 

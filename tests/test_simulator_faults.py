@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
+from autotune.code.compiler import Binary, compile_text
 from autotune.simulator import Report, SimulationFault, run_ptx
 
 ARCHS = ("sm_90", "sm_120")

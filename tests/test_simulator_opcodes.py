@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
+from autotune.code.compiler import Binary, compile_text
 from autotune.simulator import UnsupportedPTX, run_ptx
 from autotune.simulator.fma import fma32, fma64
 

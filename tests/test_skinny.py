@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from pairwise import OPERANDS, SCALARS, all_pairs
 from test_render import assert_tidy
 
-from autotune.compiler import Binary, CompilePool, compile_text
-from autotune.device import named_device
-from autotune.problem import LAYOUTS, Layout, Problem, Strided
-from autotune.proof import miniatures, prove, small_problem, workspace_of
-from autotune.render import Source, render
+from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.render import Source, render
+from autotune.measure.proof import miniatures, prove, small_problem, workspace_of
+from autotune.measure.verify import UNIT_ROUNDOFF, Verdict
 from autotune.simulator import Report, run_ptx
 from autotune.simulator.counters import GLOBAL_REQUESTS, GLOBAL_SECTORS, SHARED_CONFLICTS
-from autotune.space import Config, Space
-from autotune.verify import UNIT_ROUNDOFF, Verdict
+from autotune.space.space import Config, Space
+from autotune.values.device import named_device
+from autotune.values.problem import LAYOUTS, Layout, Problem, Strided
 
 H200 = named_device("h200")
 SKINNY = Space.load("sgemm_skinny")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from autotune.gpu.slab import ALIGNMENT, Slab
+from autotune.measure.slab import ALIGNMENT, Slab
 
 
 def test_sections_and_guards_cover_everything_without_overlap():

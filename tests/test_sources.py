@@ -7,13 +7,14 @@ import sys
 import pytest
 from made_records import made
 
-from autotune import records, sources
-from autotune.depot import Depot
-from autotune.device import named_device
+from autotune import records
+from autotune.code import sources
+from autotune.code.depot import Depot
+from autotune.code.render import render
 from autotune.errors import ConfigError
-from autotune.problem import Problem, Strided
-from autotune.render import render
-from autotune.space import Config, Space
+from autotune.space.space import Config, Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem, Strided
 
 SPACE, H200 = Space.load("sgemm"), named_device("h200")
 PROBLEM = Problem(128, 256, 64)
@@ -106,10 +107,10 @@ def test_what_is_not_legal_is_refused_each_time(tmp_path):
 FRESH = """
 import sys
 from pathlib import Path
-from autotune.device import named_device
+from autotune.values.device import named_device
 from autotune.kernel.choices import Choices
-from autotune.problem import Problem
-from autotune import spacefile
+from autotune.values.problem import Problem
+from autotune.space import file as spacefile
 parsed = []
 whole = spacefile.Heading.whole
 spacefile.Heading.whole = lambda heading: parsed.append(heading.family) or whole(heading)

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preset_problems import PROBLEMS
 
-from autotune.device import known_devices, named_device
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
-from autotune.problem import LAYOUTS, MATHS, Math, Problem
-from autotune.space import Config, Space, families
-from autotune.spacefile import Heading, SpaceFile, read_heading, read_space_file
+from autotune.space.file import Heading, SpaceFile, read_heading, read_space_file
+from autotune.space.space import Config, Space, families
+from autotune.values.device import known_devices, named_device
+from autotune.values.problem import LAYOUTS, MATHS, Math, Problem
 
 H200 = named_device("h200")
 SGEMM = Space.load("sgemm")

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.device import named_device
 from autotune.errors import ConfigError, DeviceError
-from autotune.estimate import estimate, estimate_columns, knows
-from autotune.problem import Problem
-from autotune.space import Space
+from autotune.families.estimate import estimate, estimate_columns, knows
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 SKINNY = Space.load("sgemm_skinny")

@@ -7,12 +7,12 @@ import pytest
 from numpy.typing import NDArray
 from test_kernels import bits, expected, space
 
-from autotune.compiler import Binary, compile_text
-from autotune.device import named_device
-from autotune.problem import Layout, Strided
-from autotune.proof import workspace_of
-from autotune.render import render
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.render import render
+from autotune.measure.proof import workspace_of
 from autotune.simulator import run_ptx
+from autotune.values.device import named_device
+from autotune.values.problem import Layout, Strided
 
 H200 = named_device("h200")
 CASES: dict[str, tuple[int, int, tuple[int, int, int], Layout, str]] = {

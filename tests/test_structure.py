@@ -12,49 +12,29 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "autotune"
 
-# A module imports only from rows above it; a package stands for its modules.
+# The flow: a folder imports only from those above it.
 ROWS = """
-    errors paths interrupt blas
-    depot
-    problem
-    device suite
-    account occupancy
-    roofline
-    streaming tensor_model
-    estimate
-    expression
-    spacefile
+    errors paths
+    values
     space
-    render
-    sources candidates finite
-    process
-    nvrtc
-    compiler
-    cubins
-    sass
+    model
+    families
+    code
     simulator
-    timing verify
-    proof
-    gpu
+    measure
+    search
     records
-    serving
-    explain
-    search sweep
-    contest replay transfer sharing
-    progress
-    pipeline
-    workshop resume
-    finals
-    tuner foresight
-    campaign
-    kernel audit
-    ladder bench export
+    sharing
+    sweep
+    tuning
+    kernel
+    report
     cli
     __main__
 """
 ORDER = {name: row for row, names in enumerate(ROWS.strip().splitlines()) for name in names.split()}
 IN_THE_WORKER = {  # may import CuPy
-    f"gpu.{name}"
+    f"measure.{name}"
     for name in ("cuda", "cublas", "cublaslt", "service", "checker", "inputs", "rotation", "verify_kernels")
 }
 
@@ -94,9 +74,7 @@ def test_a_module_imports_only_from_rows_above_it(name):
         assert above == part or ORDER[above] < ORDER[part], f"{name} imports {other}"
 
 
-@pytest.mark.parametrize(
-    "package", ["simulator", "gpu", "records", "kernel", "sharing", "ladder", "export", "cli"]
-)
+@pytest.mark.parametrize("package", sorted({name.partition(".")[0] for name in MODULES if "." in name}))
 def test_the_modules_of_a_package_import_each_other_in_one_direction(package):
     inside = {
         name: {other for other in imported(TREES[name]) if other.startswith(f"{package}.")}
@@ -185,3 +163,30 @@ def test_every_public_name_exists():
         assert getattr(autotune, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         autotune.nothing  # noqa: B018
+
+
+def test_importing_every_module_leaves_every_public_name_what_it_was():
+    """A folder named like a public function would take its place once it is imported."""
+    program = "\n".join(
+        [
+            "import autotune, importlib",
+            "public = {name: getattr(autotune, name) for name in autotune.__all__}",
+            f"for name in {[name for name in MODULES if name not in {*IN_THE_WORKER, '__main__'}]}:",
+            "    importlib.import_module('autotune.' + name)",
+            "assert all(getattr(autotune, name) is public[name] for name in public)",
+        ]
+    )
+    loaded_by(program)
+
+
+def test_the_code_that_renders_is_hashed_whole():
+    """Every module that rendering imports, but the errors and paths that decide no text."""
+    from autotune.code.sources import _RENDERING
+
+    needed, left = set(), ["code.render"]
+    while left:
+        name = left.pop()
+        if name not in needed:
+            needed.add(name)
+            left += imported(TREES[name])
+    assert {name.replace(".", "/") + ".py" for name in needed - {"errors", "paths"}} == set(_RENDERING)

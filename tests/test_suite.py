@@ -5,8 +5,8 @@ import struct
 import pytest
 
 from autotune.errors import UsageError
-from autotune.problem import LAYOUTS, Problem
-from autotune.suite import Shape, chosen, read_suite
+from autotune.values.problem import LAYOUTS, Problem
+from autotune.values.suite import Shape, chosen, read_suite
 
 ONE = '[[shape]]\nid = "S"\nm = 8\nn = 16\nk = 32\n'
 

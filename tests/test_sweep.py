@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.device import named_device
 from autotune.errors import REJECTION_KINDS, Rejected, UsageError
-from autotune.problem import Problem
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import TrialHeader, TrialLog
 from autotune.sweep import FORMS, About, Point, Sweep, form_of, read_sweep, write_sweep
 from autotune.sweep.sweep import make_sweep
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 DATA = Path(__file__).parent / "data"
 HEADER = TrialHeader(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune import tensor_model
-from autotune.device import named_device
-from autotune.estimate import estimate, estimate_columns
-from autotune.problem import Problem
-from autotune.space import Space
+from autotune.families import sgemm_3xtf32 as tensor_model
+from autotune.families.estimate import estimate, estimate_columns
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 CUBE = Problem(4096, 4096, 4096, math="3xtf32")

@@ -13,17 +13,17 @@ import pytest
 from numpy.typing import NDArray
 from pairwise import SCALARS, Case
 
-from autotune.compiler import Binary, CompilePool, compile_text
-from autotune.device import named_device
+from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.render import Source, render
 from autotune.errors import Rejected
-from autotune.problem import Problem
-from autotune.proof import workspace_of
-from autotune.render import Source, render
+from autotune.measure.proof import workspace_of
+from autotune.measure.verify import UNIT_ROUNDOFF, verify_numpy
 from autotune.simulator import run_ptx
 from autotune.simulator.fma import fma32
-from autotune.space import Space
-from autotune.spacefile import read_space_file
-from autotune.verify import UNIT_ROUNDOFF, verify_numpy
+from autotune.space.file import read_space_file
+from autotune.space.space import Space
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 Floats = NDArray[np.float32]
 H200 = named_device("h200")
@@ -364,7 +364,7 @@ def test_the_simulator_finds_what_is_wrong_with_warpgroups(mistake: str) -> None
 
 @pytest.mark.parametrize("family", ["sgemm_3xtf32", "sgemm_3xtf32_wgmma"])
 def test_no_vector_reaches_over_the_end_of_a_longer_row(family):
-    from autotune.problem import Strided
+    from autotune.values.problem import Strided
 
     space = Space.load(family)
     for layout in ("nn", "nt", "tn", "tt"):

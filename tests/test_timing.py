@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.timing import (
+from autotune.measure.timing import (
     FINAL_LEAST_ROUNDS,
     FINAL_ROUNDS,
     GRAPH_LAUNCHES,

@@ -9,7 +9,7 @@ import pytest
 from tuning import Bench
 
 from autotune.errors import TuningError
-from autotune.space import Space
+from autotune.space.space import Space
 
 TORTURE = Path(__file__).parent / "data" / "torture" / "torture.toml"
 KINDS = {"compile": 2, "compile_timeout": 2, "timeout": 2, "crash": 4, "correctness": 2}
@@ -23,8 +23,8 @@ WHY = {
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.workshop.COMPILE_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("autotune.pipeline.TRIAL_TIMEOUT_S", 0.7)
+    monkeypatch.setattr("autotune.tuning.workshop.COMPILE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("autotune.tuning.pipeline.TRIAL_TIMEOUT_S", 0.7)
     return Bench(tmp_path, monkeypatch)
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.candidates import points_of
-from autotune.device import Device, named_device
-from autotune.estimate import estimate
-from autotune.problem import Problem
+from autotune.families.estimate import estimate
 from autotune.records.files import record_path
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import TrialHeader, TrialLog, trials_path
-from autotune.space import Config, Legal, Space
-from autotune.transfer import LOGS, warm_starts
+from autotune.search.candidates import points_of
+from autotune.space.space import Config, Legal, Space
+from autotune.tuning.transfer import LOGS, warm_starts
+from autotune.values.device import Device, named_device
+from autotune.values.problem import Problem
 
 SPACE = Space.load("sgemm")
 H200 = named_device("h200")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from autotune.device import named_device
 from autotune.errors import RecordError, UsageError
-from autotune.problem import Problem
 from autotune.records import trials as trials_module
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import Run, TrialHeader, TrialLog, add_line, deaths, read_log, trials_path
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 HEADER = TrialHeader(
     family="sgemm",

@@ -8,16 +8,16 @@ import pytest
 from tuning import PLAIN, PROBLEM, Bench
 
 from autotune import records
-from autotune.compiler import compile_text
-from autotune.device import named_device
+from autotune.code.compiler import compile_text
+from autotune.code.render import render
 from autotune.errors import Rejected, TuningError
-from autotune.finals import FINALISTS, finalists, ranked
-from autotune.gpu.worker import Finals, MeasuredTrial
-from autotune.progress import Budget, Built, Progress, Trial
-from autotune.render import render
-from autotune.space import Space
-from autotune.timing import Timing
-from autotune.verify import Verdict
+from autotune.measure.timing import Timing
+from autotune.measure.verify import Verdict
+from autotune.measure.worker import Finals, MeasuredTrial
+from autotune.space.space import Space
+from autotune.tuning.finals import FINALISTS, finalists, ranked
+from autotune.tuning.progress import Budget, Built, Progress, Trial
+from autotune.values.device import named_device
 
 H200 = named_device("h200")
 SPACE = Space.load(PLAIN)
@@ -148,7 +148,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def both(other, monkeypatch):
-    monkeypatch.setattr("autotune.tuner.families", lambda problem, device: [SPACE, other])
+    monkeypatch.setattr("autotune.tuning.tuner.families", lambda problem, device: [SPACE, other])
 
 
 def test_several_families_are_one_search(bench, both):
@@ -168,7 +168,7 @@ def test_several_families_are_one_search(bench, both):
 def test_a_family_without_a_legal_config_is_left_out_with_a_word(bench, tmp_path, monkeypatch):
     path = tmp_path / "none.toml"
     path.write_text(f'extends = "{PLAIN}"\n[constraints]\nno = {{ expr = "value > 99", reason = "none" }}\n')
-    monkeypatch.setattr("autotune.tuner.families", lambda problem, device: [SPACE, Space.load(path)])
+    monkeypatch.setattr("autotune.tuning.tuner.families", lambda problem, device: [SPACE, Space.load(path)])
     notes = []
     record = bench.tune(space=None, budget="3", watch=lambda progress: notes.append(list(progress.notes)))
     assert record.search.seen == 3

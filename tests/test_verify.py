@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.problem import LAYOUTS, Problem
-from autotune.verify import (
+from autotune.measure.verify import (
     Deviation,
     Projection,
     draw_scalars,
@@ -16,6 +15,7 @@ from autotune.verify import (
     projection_vector,
     verify_numpy,
 )
+from autotune.values.problem import LAYOUTS, Problem
 
 M, N = 24, 20
 ALPHA, BETA = 0.8125, -0.5625

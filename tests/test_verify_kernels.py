@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from host_gpu import HostGpu, NumpyKernels
 
-from autotune.gpu.verify_kernels import (
+from autotune.measure.verify_kernels import (
     COMPARED_WORDS,
     Matrix,
     Place,

@@ -68,7 +68,7 @@ def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel):
     expected |= files(ROOT / "templates", "templates/") | files(ROOT / "search_spaces", "search_spaces/")
     shipped = (ROOT / "cache").glob("*/*.json")
     expected |= {f"autotune/cache/{path.parent.name}/{path.name}" for path in shipped}
-    assert {"autotune/devices.toml", "autotune/gpu/verify.cu", "autotune/py.typed"} <= expected
+    assert {"autotune/values/devices.toml", "autotune/measure/verify.cu", "autotune/py.typed"} <= expected
     assert {"autotune/templates/sgemm.cu.jinja", "autotune/search_spaces/sgemm.toml"} <= expected
     content = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert content == expected
@@ -94,8 +94,8 @@ def test_the_wheel_names_its_license_and_its_command(wheel):
 PROGRAM = """
 import autotune
 from autotune import paths
-from autotune.render import render
-from autotune.gpu.verify_kernels import __file__ as beside
+from autotune.code.render import render
+from autotune.measure.verify_kernels import __file__ as beside
 print(autotune.__file__)
 assert not paths.in_checkout()
 space = autotune.Space.load("sgemm")
@@ -112,7 +112,7 @@ def test_the_installed_wheel_renders_from_its_own_files(installed, tmp_path):
     assert Path(place) == installed / "autotune" / "__init__.py"
 
     from autotune import Problem, Space, named_device
-    from autotune.render import render
+    from autotune.code.render import render
 
     here = Space.load("sgemm")
     source = render(here, here.presets["square_block"], Problem(4096, 4096, 4096), named_device("h200"))

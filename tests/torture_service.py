@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from autotune.gpu import service
+from autotune.measure import service
 
 
 class Bench(service._Bench):

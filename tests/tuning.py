@@ -9,14 +9,14 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from autotune import tuner, workshop
-from autotune.campaign import tune_all
-from autotune.gpu.worker import GpuWorker
-from autotune.problem import Problem
-from autotune.progress import Budget
+from autotune.measure.worker import GpuWorker
 from autotune.records.trials import read_log
-from autotune.space import Space
-from autotune.tuner import Request
+from autotune.space.space import Space
+from autotune.tuning import tuner, workshop
+from autotune.tuning.campaign import tune_all
+from autotune.tuning.progress import Budget
+from autotune.tuning.tuner import Request
+from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 8)
 PLAIN = Path(__file__).parent / "data" / "plain" / "plain.toml"

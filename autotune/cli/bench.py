@@ -11,11 +11,11 @@ import click
 from autotune.cli.options import cache_option, file_option, json_option
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import Rejected, TuningError, UsageError
-from autotune.problem import Math, Problem
+from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
-    from autotune.bench import Report, Row
-    from autotune.gpu.bench_worker import Library
+    from autotune.measure.bench_worker import Library
+    from autotune.report.bench import Report, Row
 
 NAMES: dict[Library, str] = {
     "cublas": "cuBLAS",
@@ -60,7 +60,7 @@ def command(
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
     shapes = shapes_of(problem, suite, only, maths)
-    from autotune.bench import bench
+    from autotune.report.bench import bench
 
     report = bench(
         shapes,

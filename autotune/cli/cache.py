@@ -14,11 +14,11 @@ import click
 from autotune.cli.options import cache_option, json_option, problem_options
 from autotune.cli.show import command as show
 from autotune.errors import AutotuneError, ConfigError, DeviceError, RecordError, RecordMissing, SpaceError
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.audit import Finding
     from autotune.records.schema import Record
+    from autotune.tuning.audit import Finding
 
 # What `prune` can remove: option, where it lies, what it is.
 PRUNABLE = {
@@ -60,7 +60,7 @@ class Entry:
 @json_option
 def path_command(root: Path | None, as_json: bool) -> None:
     """Print the folder of records, and what else kernels are served from."""
-    from autotune.depot import Depot
+    from autotune.code.depot import Depot
 
     own, shipped, depot = _own(root), _shipped(root), Depot(root)
     if as_json:
@@ -112,7 +112,7 @@ def list_command(root: Path | None, as_json: bool) -> None:
 
 def _state(entry: Entry, root: Path | None) -> str:
     """Say in a word or two whether a record can serve."""
-    from autotune.audit import staleness
+    from autotune.tuning.audit import staleness
 
     words = ["shipped"] if entry.shipped else []
     if entry.record.evidence == "estimated":
@@ -167,9 +167,9 @@ def verify_command(
     finalist of its search can take its place. Records of other GPUs are only read and rendered. Exit code 1
     when something failed or could not be read.
     """
-    from autotune.audit import TOLERANCE, audit
-    from autotune.device import current_device
-    from autotune.gpu.worker import GpuWorker
+    from autotune.measure.worker import GpuWorker
+    from autotune.tuning.audit import TOLERANCE, audit
+    from autotune.values.device import current_device
 
     broken: list[str] = []
     entries = [
@@ -221,7 +221,7 @@ def verify_command(
 
 def _read_only(entry: Entry, root: Path | None) -> tuple[str, str]:
     """Say what holds of a record whose GPU is not here."""
-    from autotune.audit import staleness
+    from autotune.tuning.audit import staleness
 
     why = staleness(entry.record, root)
     return ("stale", why) if why else ("read", f"not timed: made on {entry.record.device.name}")
@@ -261,7 +261,7 @@ def _is_of(record: Record, device: Any) -> bool:
 @json_option
 def prune_command(root: Path | None, dry_run: bool, as_json: bool, **chosen: bool) -> None:
     """Remove what the options name; without any, say what there is."""
-    from autotune.depot import Depot
+    from autotune.code.depot import Depot
 
     folder = _own(root)
     asked = [name for name in PRUNABLE if chosen[name]]
@@ -371,8 +371,8 @@ def import_command(file: Path, root: Path | None, as_json: bool) -> None:
 def _taken_in(record: Record, root: Path | None) -> str:
     """Store an imported record if it is better than what is there; say what became of it."""
     from autotune import records
-    from autotune.render import template_digest
-    from autotune.space import Space
+    from autotune.code.render import template_digest
+    from autotune.space.space import Space
 
     if record.evidence == "estimated":
         if records.find(record.device, record.family, record.problem, root=root, estimated=True) is not None:

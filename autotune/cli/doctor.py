@@ -55,7 +55,7 @@ def command(as_json: bool) -> None:
 
 
 def _nvrtc() -> Finding:
-    from autotune.compiler import compile_text, nvrtc
+    from autotune.code.compiler import compile_text, nvrtc
 
     try:
         library = nvrtc()
@@ -105,7 +105,7 @@ def _driver() -> Finding:
 
 
 def _gpu() -> list[Finding]:
-    from autotune.device import current_device
+    from autotune.values.device import current_device
 
     try:
         import cupy
@@ -139,7 +139,7 @@ def _gpu() -> list[Finding]:
 def _cublas(driver_major: int) -> Finding:
     import ctypes
 
-    from autotune.gpu.cublas import library_candidates
+    from autotune.measure.cublas import library_candidates
 
     for path in library_candidates(driver_major):
         try:

@@ -20,12 +20,12 @@ from autotune.cli.options import (
     target_options,
 )
 from autotune.errors import RecordMissing, SpaceError, UsageError
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.device import Device
     from autotune.records import Record
-    from autotune.space import Config, Space
+    from autotune.space.space import Config, Space
+    from autotune.values.device import Device
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -56,7 +56,7 @@ def command(
 
     Where no winner was measured it is the estimated one, which a line on stderr says.
     """
-    from autotune.render import render
+    from autotune.code.render import render
 
     if preset is not None and text is not None:
         raise UsageError("--preset and --config both name a config: give one of them")
@@ -107,7 +107,7 @@ def _preset(spaces: Sequence[Space], name: str) -> tuple[Space, dict[str, Any]]:
         return owner, dict({**owner.presets, **owner.ladder}[name])
     have = "; ".join(f"{space.family} has {', '.join(space.presets) or 'none'}" for space in spaces)
     if spaces[0].family == "sgemm":
-        from autotune.ladder import configured_steps, step_config
+        from autotune.report.ladder import configured_steps, step_config
 
         if name in configured_steps():
             other, config = step_config(name)
@@ -120,7 +120,7 @@ def _fitted(
     space: Space, values: dict[str, Any], changed: dict[str, Any], problem: Problem, device: Device
 ) -> tuple[dict[str, Any], str]:
     """Fit a preset to the problem, but for what the user has changed, and say what was adapted."""
-    from autotune.space import ADAPTABLE, adaptation
+    from autotune.space.space import ADAPTABLE, adaptation
 
     config = space.config(values)
     try:
@@ -176,7 +176,7 @@ def _stored(
 
 
 def _for(device: Device) -> str:
-    from autotune.device import known_devices
+    from autotune.values.device import known_devices
 
     return next((f" --target {key}" for key, each in known_devices().items() if each.slug == device.slug), "")
 

@@ -22,10 +22,10 @@ from autotune.cli.options import (
 from autotune.errors import RecordMissing, UsageError
 
 if TYPE_CHECKING:
-    from autotune.device import Device
-    from autotune.explain import Account
-    from autotune.problem import Problem
-    from autotune.space import Space
+    from autotune.report.explain import Account
+    from autotune.space.space import Space
+    from autotune.values.device import Device
+    from autotune.values.problem import Problem
 
 
 @click.command()
@@ -77,7 +77,7 @@ def _account(
     name: str, spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None
 ) -> Account:
     from autotune.cli.emit import measured_or_estimated, parsed_config, space_with, stored_among, with_config
-    from autotune.explain import explain
+    from autotune.report.explain import explain
 
     presets = ", ".join(preset for space in spaces for preset in space.presets)
     if name == "record":
@@ -108,7 +108,7 @@ def text(accounts: list[Account]) -> str:
     first = accounts[0]
     lines = [f"{first.problem} on {first.device.name}: {' | '.join(account.title for account in accounts)}"]
     if len(accounts) == 2:
-        from autotune.explain import differing
+        from autotune.report.explain import differing
 
         lines.append(f"they differ in {'; '.join(differing(*accounts)) or 'nothing'}")
     width = 1 + max(map(len, columns[0].values()))
@@ -123,7 +123,7 @@ def text(accounts: list[Account]) -> str:
                 lines.append(f"{mark}{name:<26} {cells[0]:<{width}} {cells[1]}")
             else:
                 lines.append(f"  {name:<26} {cells[0]}")
-    from autotune.explain import relief
+    from autotune.report.explain import relief
 
     lines.append("")
     for account in accounts:
@@ -261,7 +261,7 @@ def source_text(account: Account) -> str:
 
 
 def _drawing(accounts: list[Account]) -> str:
-    from autotune.roofline import Point, draw
+    from autotune.report.roofline import Point, draw
 
     points: list[Any] = []
     for account in accounts:

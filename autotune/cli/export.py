@@ -9,7 +9,7 @@ import click
 from autotune.cli.options import cache_option, device_of, target_options
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import UsageError
-from autotune.problem import Math, Problem
+from autotune.values.problem import Math, Problem
 
 HEADER = "autotune_kernels.h"
 
@@ -53,7 +53,7 @@ def command(
     if len(maths) > 1:
         raise UsageError(f"a file holds kernels of one math: give --math {' or '.join(maths)}")
     problems = dict.fromkeys(shape.problem for shape in shapes_of(problem, suite, only, maths))
-    from autotune.export import cubin_files, cuda_file, header_file, to_export
+    from autotune.report.export import cubin_files, cuda_file, header_file, to_export
 
     device, note = device_of(ordinal, target)
     exports = [to_export(each, device, substitute=substitute, root=root) for each in problems]

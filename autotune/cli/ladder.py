@@ -18,10 +18,10 @@ from autotune.cli.options import (
     svg_option,
     target_options,
 )
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.ladder import Ladder
+    from autotune.report.ladder import Ladder
 
 WIDTH = 110
 
@@ -46,7 +46,7 @@ def command(
     times: registers and occupancy from the compiler, loads and reads from the formulas. With --math 3xtf32
     the last step is the kernel on tensor cores.
     """
-    from autotune.ladder import climb, describe
+    from autotune.report.ladder import climb, describe
 
     tell = partial(click.echo, err=True)
     device, note = device_of(ordinal, target)
@@ -116,7 +116,7 @@ def show(ladder: Ladder) -> None:
 
 def _drawing(ladder: Ladder) -> str:
     """Draw the steps on the roofline: as measured, else as estimated where the model knows the family."""
-    from autotune.roofline import Point, draw
+    from autotune.report.roofline import Point, draw
 
     points = []
     for rung in ladder.rungs:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from autotune.device import Device, current_device, named_device
 from autotune.errors import DeviceError, UsageError
-from autotune.problem import ANY, LAYOUTS, MATHS, Problem, asked_maths
+from autotune.values.device import Device, current_device, named_device
+from autotune.values.problem import ANY, LAYOUTS, MATHS, Problem, asked_maths
 
 if TYPE_CHECKING:
-    from autotune.space import Space
+    from autotune.space.space import Space
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,7 +76,7 @@ def spaces_of(space_name: str | None, problem: Problem, device: Device) -> list[
         SpaceError: It cannot be loaded.
         UsageError: None serves the problem.
     """
-    from autotune.space import Space, families
+    from autotune.space.space import Space, families
 
     found = families(problem, device) if space_name is None else [Space.load(space_name)]
     if not found:

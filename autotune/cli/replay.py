@@ -12,8 +12,8 @@ from autotune.cli.options import json_option
 from autotune.errors import Rejected, UsageError
 
 if TYPE_CHECKING:
-    from autotune.replay import Replay
     from autotune.sweep import Sweep
+    from autotune.sweep.replay import Replay
 
 MOST_SEEDS = 10_000
 
@@ -61,9 +61,9 @@ def command(
     results, or a cache file of Kernel Tuner. Counted are evaluations until a search is within 10, 5, 2 and
     1 % of the optimum, and seconds of an asynchronous search with the recorded compile times.
     """
-    from autotune.replay import replay
     from autotune.search import require_strategy
     from autotune.sweep import read_sweep
+    from autotune.sweep.replay import replay
 
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     if not names:
@@ -82,7 +82,7 @@ def command(
 
 
 def _plain(sweep: Sweep, found: list[Replay], in_flight: int, workers: int) -> dict[str, Any]:
-    from autotune.replay import BY, GOAL
+    from autotune.sweep.replay import BY, GOAL
 
     return {
         "sweep": sweep.name,
@@ -115,7 +115,7 @@ def _plain(sweep: Sweep, found: list[Replay], in_flight: int, workers: int) -> d
 
 def _write_table(sweep: Sweep, found: list[Replay], in_flight: int, workers: int) -> None:
     from autotune.cli.tables import make_console, make_table
-    from autotune.replay import BY, FEW_LAUNCHES, GOAL, GPU_FIXED_S, LAUNCHES, WITHIN
+    from autotune.sweep.replay import BY, FEW_LAUNCHES, GOAL, GPU_FIXED_S, LAUNCHES, WITHIN
 
     console = make_console()
     best = sweep.best_ms

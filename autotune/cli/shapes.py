@@ -11,8 +11,8 @@ import click
 
 from autotune.cli.options import problem_options
 from autotune.errors import UsageError
-from autotune.problem import Math, Problem
-from autotune.suite import Shape, chosen, read_suite
+from autotune.values.problem import Math, Problem
+from autotune.values.suite import Shape, chosen, read_suite
 
 F = TypeVar("F", bound=Callable[..., Any])
 BUILT_IN = "the built-in suite"

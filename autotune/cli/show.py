@@ -11,7 +11,7 @@ import click
 
 from autotune.cli.options import cache_option, json_option, problem_options
 from autotune.errors import RecordError, RecordMissing
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
     from autotune.records.schema import Record

@@ -16,11 +16,11 @@ from autotune.cli.options import (
     spaces_of,
     target_options,
 )
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.device import Device
-    from autotune.space import Legal, Space
+    from autotune.space.space import Legal, Space
+    from autotune.values.device import Device
 
 
 @click.command()

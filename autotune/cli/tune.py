@@ -16,13 +16,13 @@ from autotune.cli.options import cache_option, json_option, target_options
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.tables import make_console, make_table
 from autotune.cli.watchers import counts, watcher
-from autotune.device import Device, chosen_gpus, gpu_count, has_gpu, named_device
 from autotune.errors import TuningError, UsageError
-from autotune.problem import Math, Problem
+from autotune.values.device import Device, chosen_gpus, gpu_count, has_gpu, named_device
+from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
-    from autotune.campaign import Tuned
     from autotune.records.schema import Record
+    from autotune.tuning.campaign import Tuned
 
 SINGLE_BUDGET, SUITE_BUDGET = "60s", "8m"
 
@@ -102,10 +102,10 @@ def command(
         raise UsageError("--study names a study of a storage: give --storage too")
     with ThreadPoolExecutor(1) as asking:
         absence = asking.submit(_absent, ordinal, gpus, target)  # the driver takes as long as these imports:
-        from autotune.progress import Budget
         from autotune.search import DEFAULT, require_strategy
-        from autotune.space import Space
-        from autotune.tuner import Request, tune
+        from autotune.space.space import Space
+        from autotune.tuning.progress import Budget
+        from autotune.tuning.tuner import Request, tune
 
         space = None if space_name is None else Space.load(space_name)
         strategy_ = DEFAULT if strategy is None else strategy
@@ -122,7 +122,7 @@ def command(
     try:
         with board:
             if several:
-                from autotune.campaign import tune_all
+                from autotune.tuning.campaign import tune_all
 
                 usual = SINGLE_BUDGET if suite is None else SUITE_BUDGET
                 request = Request(
@@ -141,7 +141,7 @@ def command(
                     shapes, request, gpus=ordinals, workers=workers, told=board.tell, began=began
                 )
             elif absent is not None:
-                from autotune.foresight import BUDGET, foresee
+                from autotune.tuning.foresight import BUDGET, foresee
 
                 record = foresee(
                     shapes[0].problem,
@@ -286,8 +286,8 @@ def summary(record: Record, space: str | None = None) -> str:
         record: What there is.
         space: What `--space` said.
     """
-    from autotune.progress import STAGES
-    from autotune.space import Config
+    from autotune.space.space import Config
+    from autotune.tuning.progress import STAGES
 
     timing, search = record.timing, record.search
     needs, launch, verified = record.resources, record.launch, record.verification

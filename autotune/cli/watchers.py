@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from autotune.campaign import Tuned
-    from autotune.progress import Progress
+    from autotune.tuning.campaign import Tuned
+    from autotune.tuning.progress import Progress
 
 LOG_EVERY_S = 10.0
 

@@ -9,17 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
-from autotune import cubins, records
-from autotune.compiler import Binary
+from autotune import records
+from autotune.code import cubins
+from autotune.code.compiler import Binary
 from autotune.errors import DeviceError, RecordMissing, Rejected, ToolchainError, UsageError
 from autotune.kernel.checked import CheckedKernel
 from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
 from autotune.kernel.kernel import Kernel, Machine
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
-from autotune.problem import ANY, MATHS, Math, Problem
-from autotune.space import Space, families
-from autotune.suite import Shape
+from autotune.space.space import Space, families
+from autotune.values.problem import ANY, MATHS, Math, Problem
+from autotune.values.suite import Shape
 
 Policy = Literal["any", "exact"]
 SIMULATOR = "simulator"
@@ -97,7 +98,7 @@ def best_kernel(
             raise UsageError("nothing is tuned in the simulator: leave out tune=True, or run 'autotune tune'")
         choices = Choices(problem, machine.device, spaces=spaces, root=root)
         if next(choices.exact(), None) is None:
-            from autotune.tuner import tune as search
+            from autotune.tuning.tuner import tune as search
 
             search(problem, space=space, budget=budget, ordinal=machine.ordinal, root=root)
     return load(problem, machine, policy=policy, spaces=spaces, root=root)
@@ -173,9 +174,9 @@ def _fastest(
     found = {problem: Choices(problem, machine.device, spaces=spaces, root=root) for problem in able}
     lacking = [problem for problem, choices in found.items() if next(choices.exact(), None) is None]
     if tune and lacking and machine.ordinal is not None:
-        from autotune.campaign import tune_all
-        from autotune.progress import Budget
-        from autotune.tuner import Request
+        from autotune.tuning.campaign import tune_all
+        from autotune.tuning.progress import Budget
+        from autotune.tuning.tuner import Request
 
         request = Request(budget=Budget.of(budget), space=space, root=root)
         tune_all([Shape.of(problem) for problem in lacking], request, gpus=[machine.ordinal])

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from autotune import cubins
+from autotune.code import cubins
+from autotune.code.finite import finite_check
 from autotune.errors import Rejected, ToolchainError
-from autotune.finite import finite_check
 from autotune.kernel.kernel import Enqueue, Kernel
 from autotune.kernel.libraries import Taken
 from autotune.kernel.operands import leading
-from autotune.problem import Problem, Strided
+from autotune.values.problem import Problem, Strided
 
 
 class CheckedKernel(Kernel):

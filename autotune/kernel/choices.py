@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune import records
-from autotune.device import Device
+from autotune.code.render import Source
+from autotune.code.sources import rendered
 from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
-from autotune.estimate import estimate_columns
+from autotune.families.estimate import estimate_columns
 from autotune.paths import cache_dir, data_dir
-from autotune.problem import Problem
 from autotune.records.schema import Record
-from autotune.render import Source
-from autotune.serving import Lookup, look_up
-from autotune.sources import rendered
-from autotune.space import Config, Space, families
+from autotune.records.serving import Lookup, look_up
+from autotune.space.space import Config, Space, families
+from autotune.values.device import Device
+from autotune.values.problem import Problem
 
 Served = Literal["exact", "nearest", "other-device", "default"]
 _MOST_NEAR = 24  # records that are looked at for a size that has none

@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler import Binary
-from autotune.device import Device, current_device
+from autotune.code.compiler import Binary
+from autotune.code.render import Source
 from autotune.errors import DeviceError, UsageError
 from autotune.kernel.libraries import Taken, take
-from autotune.render import Source
+from autotune.values.device import Device, current_device
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 _INVALID_CONTEXT = 201  # CUresult

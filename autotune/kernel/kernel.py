@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from autotune import cubins
-from autotune.compiler import Binary
-from autotune.device import Device
+from autotune.code import cubins
+from autotune.code.compiler import Binary
+from autotune.code.render import Source
+from autotune.code.sources import rendered
 from autotune.errors import ConfigError, Rejected, SpaceError, ToolchainError, UsageError
 from autotune.kernel.choices import Choice, Served
 from autotune.kernel.libraries import Taken
 from autotune.kernel.operands import Operand, leading, scalar, stream_pointer, strided
-from autotune.problem import FLOAT_BYTES, Problem
-from autotune.render import Source
-from autotune.sources import rendered
-from autotune.space import Config
+from autotune.space.space import Config
+from autotune.values.device import Device
+from autotune.values.problem import FLOAT_BYTES, Problem
 
 if TYPE_CHECKING:
     from autotune.records.schema import Record

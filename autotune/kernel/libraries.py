@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
 from autotune.kernel.operands import Operand, _kind, stream_pointer
-from autotune.problem import FLOAT_BYTES
+from autotune.values.problem import FLOAT_BYTES
 
 _ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
 _LEGACY_DEFAULT = 1  # this stream in the array interface; 0 as a handle

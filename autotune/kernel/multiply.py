@@ -11,7 +11,7 @@ from autotune.kernel.kernel import Kernel, Machine
 from autotune.kernel.libraries import take
 from autotune.kernel.operands import as_stored, scalar
 from autotune.kernel.simulated import NoArray
-from autotune.problem import Problem
+from autotune.values.problem import Problem
 
 # What was found for operands that look like these: (kernel, whether each factor is read as its transpose).
 _short: dict[tuple[Any, ...], tuple[Kernel, bool, bool]] = {}

@@ -7,7 +7,7 @@ import numbers
 from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
-from autotune.problem import FLOAT_BYTES, MAX_EXTENT, Problem, Strided
+from autotune.values.problem import FLOAT_BYTES, MAX_EXTENT, Problem, Strided
 
 
 class Operand(NamedTuple):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.compiler import Binary
-from autotune.device import Device, named_device
+from autotune.code.compiler import Binary
+from autotune.code.render import Source
 from autotune.kernel.libraries import Taken, take
-from autotune.problem import FLOAT_BYTES
-from autotune.render import Source
+from autotune.values.device import Device, named_device
+from autotune.values.problem import FLOAT_BYTES
 
 DEFAULT_TARGET = "h200"
 _ALLOCATION = 256  # bytes: the simulator takes the start of an allocation for aligned to this
@@ -84,7 +84,7 @@ class SimulatedLaunch:
         Raises:
             SimulationFault: The kernel did what no kernel may.
         """
-        from autotune.proof import workspace_of
+        from autotune.measure.proof import workspace_of
         from autotune.simulator import run_ptx
 
         problem, launch = self._source.problem, self._source.launch

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from autotune.compiler import Binary
-from autotune.device import Device
-from autotune.gpu.worker import Finals, GpuFacts, MeasuredTrial
+from autotune.code.compiler import Binary
+from autotune.code.render import Source
+from autotune.measure.timing import tied
+from autotune.measure.verify import Verdict
+from autotune.measure.worker import Finals, GpuFacts, MeasuredTrial
 from autotune.records.files import now
 from autotune.records.schema import (
     Cublas,
@@ -21,9 +23,7 @@ from autotune.records.schema import (
     Toolchain,
     Verification,
 )
-from autotune.render import Source
-from autotune.timing import tied
-from autotune.verify import Verdict
+from autotune.values.device import Device
 
 
 def measured(

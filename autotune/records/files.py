@@ -14,15 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.device import Device
 from autotune.errors import ProblemError, RecordError
 from autotune.paths import cache_dir
-from autotune.problem import Problem
 from autotune.records import jsontext, typed
 from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
+from autotune.values.device import Device
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.render import Source
+    from autotune.code.render import Source
 
 _NAME = re.compile(
     r"(?P<family>\w+?)_f32_(?P<layout>\w\w)_m(?P<m>\d{1,10})_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from autotune.device import Device, slug_of
 from autotune.errors import REJECTION_KINDS, RecordError
-from autotune.problem import Problem
 from autotune.records.typed import Limit, ReadOnly
+from autotune.values.device import Device, slug_of
+from autotune.values.problem import Problem
 
 SCHEMA: Final = 2
 OUTCOMES = ("measured", "estimated", *REJECTION_KINDS)

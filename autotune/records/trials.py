@@ -34,10 +34,10 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from autotune.errors import RecordError, UsageError
-from autotune.problem import Problem
 from autotune.records import jsontext, typed
 from autotune.records.files import unwritable
 from autotune.records.schema import Digest, Name, RecordedDevice, Text
+from autotune.values.problem import Problem
 
 TRIALS_SCHEMA: Final = 2
 Line = Mapping[str, Any]

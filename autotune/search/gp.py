@@ -20,7 +20,7 @@ from autotune.search.points import Points
 from autotune.search.surrogate import Posterior, Scales
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 STARTS = 8  # points that begin a search, far from each other ...
 OWN_STARTS = 4  # ... of which so many are proposed even where others came first

@@ -11,7 +11,7 @@ from autotune.search.history import History
 from autotune.search.points import Points
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 STARTS = 10  # random points of which each climb begins at the fastest
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 MISMATCH_COST = 0.5  # added to the scaled ordinal distance for each parameter that differs
 TABLE_ENTRIES = 1 << 13  # parameters are folded into lookup tables of at most this many entries

@@ -19,7 +19,7 @@ from autotune.search.projection import Projected, Tpe
 from autotune.search.simple import Exhaustive, Random
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 WAIT: Final = -1  # what `ask` of a shared search returns while others measure all that is left: ask later
 DEFAULT: Final = "gp"
@@ -126,7 +126,7 @@ class Search:
     The same seed with the same calls in the same order gives the same proposals. Call it from one thread.
 
     Args:
-        legal: The points that may be proposed, an `autotune.space.Legal`.
+        legal: The points that may be proposed, an `autotune.space.space.Legal`.
         seed: Seed of the strategy.
         first: Indices to propose before the strategy's own (warm starts), in this order; repeats are dropped.
         strategy: A name of `STRATEGIES`; or any `optuna.samplers.BaseSampler`, or "optuna:" and the name of

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 
 class Exhaustive:

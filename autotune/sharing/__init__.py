@@ -59,7 +59,7 @@ from autotune.sharing.shared import Share, SharedSearch, Told
 from autotune.sharing.study import Storage
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 __all__ = ["WAIT", "Share", "SharedSearch", "Storage", "Told", "open_search"]
 
@@ -83,7 +83,7 @@ def open_search(
         storage: Where studies are kept.
         name: The study is called this and the family; None: after all that its processes must agree on.
         legal: The points; the same list in every process.
-        header: What the trials belong to, as `autotune.pipeline.trial_header` says it.
+        header: What the trials belong to, as `autotune.tuning.pipeline.trial_header` says it.
         seed: Of the process that begins the study. The others derive theirs from it and their names, so that
             they do not all want the same points.
         first: Indices to propose before the strategy's own.

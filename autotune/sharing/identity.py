@@ -17,7 +17,7 @@ from autotune.records.trials import TrialHeader
 from autotune.sharing.study import SharedStudy
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 IDENTITY = "autotune"  # the attribute of a study that says what it is about
 WAIT_S = 5.0  # how long the process that created a study may take to say so

@@ -15,7 +15,7 @@ from autotune.sharing.pulse import Pulse
 from autotune.sharing.study import SharedStudy
 
 if TYPE_CHECKING:
-    from autotune.space import Legal
+    from autotune.space.space import Legal
 
 WHY_CHARACTERS = 500
 

@@ -165,7 +165,7 @@ def simulate(
     """
     import re
 
-    from autotune.compiler import compile_text
+    from autotune.code.compiler import compile_text
     from autotune.errors import Rejected
 
     if entry is None:

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import Rejected, UsageError
-from autotune.problem import Problem
 from autotune.records.trials import TrialHeader
-from autotune.space import Legal
+from autotune.space.space import Legal
+from autotune.values.problem import Problem
 
 TIMES = ("median_ms", "mean_ms")
 OUTCOMES = ("outcome", "status")

@@ -41,8 +41,8 @@ def wait_kernel() -> Callable[..., None]:
     """A kernel that keeps its stream busy, loaded through NVRTC as any other."""
     from cupy.cuda.function import Module
 
-    from autotune.compiler import Binary, compile_text
-    from autotune.device import current_device
+    from autotune.code.compiler import Binary, compile_text
+    from autotune.values.device import current_device
 
     text = """extern "C" __global__ void pause(long long clocks) {
         for (long long start = clock64(); clock64() - start < clocks;) {}

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from autotune.compiler import Binary, compile_text, nvrtc_version
-from autotune.device import current_device, named_device
-from autotune.problem import Problem
-from autotune.render import Launch, render
+from autotune.code.compiler import Binary, compile_text, nvrtc_version
+from autotune.code.render import Launch, render
 from autotune.simulator import run_ptx
-from autotune.space import Space
+from autotune.space.space import Space
+from autotune.values.device import current_device, named_device
+from autotune.values.problem import Problem
 
 ALPHA, BETA = 0.75, -0.5
 EXACT, GUARDED, ODD = (256, 256, 64), (250, 250, 60), (253, 251, 61)
@@ -166,7 +166,7 @@ def simulated(kernel: Mapping[str, Any]) -> dict[str, int]:
 
 def launch_all(path: Path) -> None:
     """Launch every kernel of a file once, and nothing else; refuse a wrong result. This runs under ncu."""
-    from autotune.gpu.cuda import Gpu, Multiplication
+    from autotune.measure.cuda import Gpu, Multiplication
 
     gpu = Gpu(0)
     for kernel in json.loads(path.read_text())["kernels"]:

@@ -115,10 +115,10 @@ def speed(budget="20s", seed="0", *words):
 def torture(count="25"):
     from functools import partial
 
-    from autotune import tuner, workshop
-    from autotune.gpu.worker import GpuWorker
-    from autotune.problem import Problem
-    from autotune.space import Space
+    from autotune.measure.worker import GpuWorker
+    from autotune.space.space import Space
+    from autotune.tuning import tuner, workshop
+    from autotune.values.problem import Problem
 
     folder = Path(tempfile.mkdtemp())
     workshop.GpuWorker = partial(GpuWorker, service="torture_service:serve")
@@ -164,9 +164,9 @@ def torture(count="25"):
 
 
 def flat(count="2000"):
-    from autotune.problem import Problem
-    from autotune.space import Space
-    from autotune.tuner import tune
+    from autotune.space.space import Space
+    from autotune.tuning.tuner import tune
+    from autotune.values.problem import Problem
 
     folder = Path(tempfile.mkdtemp())
     for file in TORTURE.iterdir():

@@ -9,15 +9,15 @@ from test_gpu_worker import HARM, candidate
 from test_records import make_record
 
 from autotune import records
-from autotune.bench import bench
-from autotune.device import current_device
+from autotune.code.render import render
 from autotune.errors import Rejected
-from autotune.gpu.bench_worker import Baseline, BenchWorker, Contest
-from autotune.gpu.worker import MeasuredTrial
-from autotune.problem import LAYOUTS, Problem
-from autotune.render import render
-from autotune.space import Space
-from autotune.suite import Shape
+from autotune.measure.bench_worker import Baseline, BenchWorker, Contest
+from autotune.measure.worker import MeasuredTrial
+from autotune.report.bench import bench
+from autotune.space.space import Space
+from autotune.values.device import current_device
+from autotune.values.problem import LAYOUTS, Problem
+from autotune.values.suite import Shape
 
 pytestmark = pytest.mark.gpu
 

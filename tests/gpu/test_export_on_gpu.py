@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from autotune.device import current_device
-from autotune.export import cuda_file, to_export
-from autotune.problem import Problem
+from autotune.report.export import cuda_file, to_export
+from autotune.values.device import current_device
+from autotune.values.problem import Problem
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.compiler import compile_text
-from autotune.device import current_device
+from autotune.code.compiler import compile_text
+from autotune.code.render import Launch
 from autotune.errors import Rejected
-from autotune.gpu.worker import GpuWorker, MeasuredTrial
-from autotune.problem import LAYOUTS, Problem
-from autotune.render import Launch
+from autotune.measure.worker import GpuWorker, MeasuredTrial
+from autotune.values.device import current_device
+from autotune.values.problem import LAYOUTS, Problem
 
 pytestmark = pytest.mark.gpu
 

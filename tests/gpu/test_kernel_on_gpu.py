@@ -199,7 +199,7 @@ import sys, time
 import cupy, numpy as np, jinja2
 from pathlib import Path
 from cupy.cuda import runtime
-import autotune, autotune.kernel, autotune.estimate
+import autotune, autotune.kernel, autotune.families.estimate
 runtime.free(0)
 a, b, out = (cupy.empty((1024, 1024), "f") for _ in range(3))
 cupy.cuda.Device().synchronize()
@@ -207,7 +207,7 @@ start = time.perf_counter()
 kernel = autotune.best_kernel(1024, 1024, 1024, root=Path(sys.argv[1]))
 kernel(a, b, out=out)
 print(time.perf_counter() - start)
-from autotune.nvrtc import nvrtc
+from autotune.code.nvrtc import nvrtc
 assert len(sys.argv) > 2 or not nvrtc.cache_info().currsize, "NVRTC was loaded"
 """
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from autotune.ladder import NOISE, WINNER, climb, steps
 from autotune.paths import cache_dir
-from autotune.problem import Problem
+from autotune.report.ladder import NOISE, WINNER, climb, steps
+from autotune.values.problem import Problem
 
 pytestmark = pytest.mark.gpu
 CUBE = Problem(1024, 1024, 1024)

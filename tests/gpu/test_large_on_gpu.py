@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
-from autotune.device import current_device
-from autotune.problem import Problem, Strided
-from autotune.render import render
-from autotune.space import Space
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.render import render
+from autotune.space.space import Space
+from autotune.values.device import current_device
+from autotune.values.problem import Problem, Strided
 
 pytestmark = pytest.mark.gpu
 LONG = 1 << 20

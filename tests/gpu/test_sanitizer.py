@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.device import current_device
+from autotune.values.device import current_device
 
 pytestmark = pytest.mark.gpu
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.compiler import Binary, compile_text
-from autotune.device import current_device
+from autotune.code.compiler import Binary, compile_text
 from autotune.simulator import run_ptx
+from autotune.values.device import current_device
 
 pytestmark = pytest.mark.gpu
 

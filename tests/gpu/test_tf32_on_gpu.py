@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from autotune import best_kernel
-from autotune.bench import bench
-from autotune.compiler import Binary, compile_text, default_workers
-from autotune.device import current_device
-from autotune.gpu.bench_worker import Baseline
+from autotune.code.compiler import Binary, compile_text, default_workers
+from autotune.code.render import Source, render
 from autotune.kernel.checked import CheckedKernel
-from autotune.problem import LAYOUTS, Problem
-from autotune.proof import workspace_of
-from autotune.render import Source, render
+from autotune.measure.bench_worker import Baseline
+from autotune.measure.proof import workspace_of
+from autotune.report.bench import bench
 from autotune.simulator import run_ptx
-from autotune.space import Space, families
-from autotune.suite import Shape
+from autotune.space.space import Space, families
+from autotune.values.device import current_device
+from autotune.values.problem import LAYOUTS, Problem
+from autotune.values.suite import Shape
 
 pytestmark = pytest.mark.gpu
 UNIT = 2.0**-24

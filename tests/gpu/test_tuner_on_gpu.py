@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune import records, workshop
-from autotune.device import current_device
-from autotune.gpu.clocks import ClockMonitor, device_uuid
-from autotune.gpu.worker import GpuWorker
-from autotune.problem import Problem
+from autotune import records
+from autotune.measure.clocks import ClockMonitor, device_uuid
+from autotune.measure.worker import GpuWorker
 from autotune.records.trials import read_log
-from autotune.space import Space
-from autotune.tuner import tune
+from autotune.space.space import Space
+from autotune.tuning import workshop
+from autotune.tuning.tuner import tune
+from autotune.values.device import current_device
+from autotune.values.problem import Problem
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,1 @@
+"""From a config to CUDA text, and from the text to machine code."""

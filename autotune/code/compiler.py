@@ -1,0 +1,326 @@
+"""Turns CUDA text and an architecture into a `Binary` by NVRTC, here or in a pool of killable processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from autotune.code.nvrtc import nvrtc as nvrtc
+from autotune.code.nvrtc import nvrtc_version as nvrtc_version
+from autotune.code.process import Child, ChildDied, requests
+from autotune.errors import Rejected, ToolchainError
+
+OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
+_NO_CACHE = "--no-cache"  # a hit in NVRTC's own cache, in use where there is a driver, leaves the log empty
+_CACHE_SINCE = (12, 9)
+MAX_WORKERS = 32  # each holds about 110 MB
+NICENESS = 5  # compilers yield to the GPU's process and to the one that proposes
+_CANDIDATE_FAULTS = (1, 6, 11)  # nvrtcResult: out of memory, compilation, internal error
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_ARCHITECTURE = re.compile(r"^// architecture (sm_\d+[af])\b", re.MULTILINE)
+_ERROR = re.compile(r"^(?!.*\b(?:warning|note) #)\S.*?\b(?:error|fatal)\b[ #\w-]*: .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One compile: machine code, the PTX it was assembled from, and what it needs.
+
+    Attributes:
+        cubin: ELF image for ``arch``.
+        ptx: PTX of the same compile.
+        arch: Architecture compiled for, such as "sm_90".
+        entry: ``extern "C"`` name of the kernel.
+        registers: 32-bit registers per thread.
+        spill_bytes: Bytes of spill stores plus spill loads in the code of one thread.
+        stack_bytes: Stack frame of one thread.
+        shared_bytes: Static shared memory of one block.
+        log: What the compiler said, without its timings.
+        nvrtc: Version that compiled it, such as "13.5".
+        options: Everything NVRTC was told.
+        seconds: Compile time, wall clock; not part of equality.
+    """
+
+    cubin: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+    arch: str
+    entry: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    log: str = field(repr=False)
+    nvrtc: str
+    options: tuple[str, ...]
+    seconds: float = field(compare=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the cubin, hexadecimal."""
+        return hashlib.sha256(self.cubin).hexdigest()
+
+
+def stated_arch(text: str, arch: str) -> str:
+    """Return what a text is compiled for on ``arch``: itself, or its variant that the text states."""
+    stated = _ARCHITECTURE.search(text)
+    return stated[1] if stated and stated[1][:-1] == arch else arch
+
+
+def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> Binary | Rejected:
+    """Compile CUDA text for one architecture; the same input gives an equal result.
+
+    A text with instructions that one architecture alone has, such as wgmma, says so in a line of its own,
+    ``// architecture sm_90a``: for "sm_90" it is then compiled with them.
+
+    Args:
+        text: CUDA C++ that declares ``entry`` as ``extern "C" __global__``.
+        entry: Name of the kernel.
+        arch: Such as "sm_90", see `Nvrtc.resolve`.
+        options: Added to `OPTIONS`.
+
+    Returns:
+        The binary, or ``Rejected("compile", first error)``.
+
+    Raises:
+        ToolchainError: NVRTC is missing or refuses the architecture or an option; the text lacks the entry.
+    """
+    library = nvrtc()
+    target = library.resolve(stated_arch(text, arch))
+    uncached = (_NO_CACHE,) if library.version >= _CACHE_SINCE else ()
+    given = (f"--gpu-architecture={target}", *OPTIONS, *uncached, *options)
+    start = time.perf_counter()
+    code, log, cubin, ptx = library.compile(text, given)
+    seconds = time.perf_counter() - start
+    if code in _CANDIDATE_FAULTS:
+        return Rejected("compile", _first_error(log) or library.error_name(code))
+    if code:
+        raise ToolchainError(f"NVRTC reports {library.error_name(code)} for {' '.join(given)}: {log.strip()}")
+    resources = _resources(log, entry)
+    if resources is None:
+        raise ToolchainError(
+            f"NVRTC lists no resources of kernel {entry}: "
+            f'declare it extern "C" __global__. The log of the compile:\n{log}'
+        )
+    return Binary(cubin, ptx, target, entry, *resources, log, nvrtc_version(), given, seconds)
+
+
+def _resources(log: str, entry: str) -> tuple[int, int, int, int] | None:
+    """Read (registers, spill, stack, static shared bytes) of one kernel from the output of ``ptxas -v``.
+
+    The log may hold several kernels, and device functions that were not inlined ("Function properties for",
+    without a line of registers) before or after the registers of the kernel.
+    """
+    kernel = function = ""
+    frames: dict[str, tuple[int, int]] = {}
+    used: dict[str, tuple[int, int]] = {}
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(.+?)' for", line):
+            kernel = function = match[1]
+        elif match := re.search(r"Function properties for (\S+)", line):
+            function = match[1]
+        elif match := _FRAME.search(line):
+            frames[function] = (int(match[2]) + int(match[3]), int(match[1]))
+        elif match := re.search(r"Used (\d+) registers", line):
+            shared = re.search(r"(\d+) bytes smem", line)
+            used[kernel] = (int(match[1]), int(shared[1]) if shared else 0)
+    if entry not in used or entry not in frames:
+        return None
+    registers, shared_bytes = used[entry]
+    spill_bytes, stack_bytes = frames[entry]
+    return registers, spill_bytes, stack_bytes, shared_bytes
+
+
+def _first_error(log: str) -> str:
+    """Find the first error line, with the number of errors; "" if the log has none."""
+    errors = _ERROR.findall(log)
+    if len(errors) < 2:
+        return errors[0] if errors else ""
+    return f"{errors[0]} ({len(errors)} errors)"
+
+
+def serve(connection: Connection) -> None:
+    """Answer, in a child, each (text, entry, arch, options) with a Binary, Rejected or ToolchainError."""
+    with contextlib.suppress(
+        OSError
+    ):  # if memory runs out, better a compiler than the process that keeps trials
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    with contextlib.suppress(ToolchainError):  # told to the first request
+        nvrtc()
+    for job in requests(connection):
+        try:
+            connection.send(compile_text(*job))
+        except ToolchainError as error:
+            connection.send(error)
+
+
+@dataclass(frozen=True)
+class _Job:
+    key: Hashable
+    request: tuple[str, str, str, tuple[str, ...]]
+
+
+@dataclass
+class _Worker:
+    child: Child
+    job: _Job | None = None
+    deadline: float = 0.0
+    forgotten: bool = False  # nobody wants the outcome of the job
+
+
+class CompilePool:
+    """Compiles in child processes, each of which can be killed and loses only the candidate it works on.
+
+    A child starts when it is first needed and stays warm. Use as a context manager.
+
+    Args:
+        workers: Processes at most.
+        timeout_s: Limit of one compile, seconds from handing it to a child, whose start is included.
+    """
+
+    def __init__(self, workers: int, timeout_s: float = 60.0) -> None:
+        if workers < 1:
+            raise ValueError(f"a compile pool needs at least 1 worker, not {workers}")
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self._workers: list[_Worker] = []
+        self._queue: deque[_Job] = deque()
+        self._finished: list[tuple[Hashable, Binary | Rejected]] = []
+        self._closed = False
+
+    def warm(self) -> None:
+        """Start every process now; they load NVRTC while the caller goes on."""
+        while len(self._workers) < self.workers:
+            self._workers.append(_Worker(Child("autotune.code.compiler:serve")))
+
+    def submit(self, key: Hashable, text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> None:
+        """Compile as `compile_text` does; `collect` returns the outcome beside ``key``, which stays here."""
+        if self._closed:
+            raise ValueError("the compile pool is closed")
+        self._queue.append(_Job(key, (text, entry, arch, options)))
+        self._dispatch()
+
+    @property
+    def free(self) -> int:
+        """Workers without work minus compiles that wait for one; negative when more wait."""
+        return self.workers - len(self._busy) - len(self._queue)
+
+    @property
+    def pending(self) -> int:
+        """Compiles submitted and not yet collected."""
+        return sum(not worker.forgotten for worker in self._busy) + len(self._queue) + len(self._finished)
+
+    @property
+    def waitables(self) -> list[Connection]:
+        """Connections of which one becomes readable when a compile ends."""
+        return [worker.child.connection for worker in self._busy]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Time (`time.monotonic`) at which the first running compile exceeds its limit; None if none runs."""
+        return min((worker.deadline for worker in self._busy), default=None)
+
+    def collect(self, timeout: float = 0) -> list[tuple[Hashable, Binary | Rejected]]:
+        """Return every compile that has ended since the last call; kill those over the limit.
+
+        Args:
+            timeout: Seconds to wait for the first.
+
+        Raises:
+            ToolchainError: A child cannot load NVRTC, or NVRTC refuses the request itself.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            self._reap()
+            self._dispatch()
+            remaining = end - time.monotonic()
+            if self._finished or not self._busy or remaining <= 0:
+                finished, self._finished = self._finished, []
+                return finished
+            limit = min(worker.deadline for worker in self._busy) - time.monotonic()
+            wait(self.waitables, max(0.0, min(remaining, limit)))
+
+    def drop(self) -> None:
+        """Forget what was not collected; a compile that runs goes on, within its limit, for nobody."""
+        self._queue.clear()
+        self._finished.clear()
+        for worker in self._busy:
+            worker.forgotten = True
+
+    def close(self) -> None:
+        """Kill every child and forget what was not collected."""
+        self._closed = True
+        for worker in self._workers:
+            worker.child.kill()
+        self._workers, self._finished = [], []
+        self._queue.clear()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self._workers if worker.job]
+
+    def _reap(self) -> None:
+        """Take the outcomes that are there, and end the workers that died or ran out of time."""
+        for worker in self._busy:
+            assert worker.job is not None
+            late = time.monotonic() >= worker.deadline
+            if worker.child.poll():
+                try:
+                    outcome = worker.child.receive()
+                except ChildDied as death:
+                    self._workers.remove(worker)
+                    outcome = Rejected("compile", f"the compiler process died: {death.summary}")
+            elif late:
+                worker.child.kill()
+                self._workers.remove(worker)
+                outcome = Rejected("compile_timeout", f"no binary after {self.timeout_s:g} s of compiling")
+            else:
+                continue
+            key, worker.job = worker.job.key, None
+            if isinstance(outcome, ToolchainError):
+                raise outcome
+            if not worker.forgotten:
+                self._finished.append((key, outcome))
+            worker.forgotten = False
+
+    def _dispatch(self) -> None:
+        """Hand waiting compiles to idle workers, starting processes up to the limit."""
+        while self._queue:
+            idle = next((worker for worker in self._workers if not worker.job), None)
+            if idle is None:
+                if len(self._workers) >= self.workers:
+                    return
+                idle = _Worker(Child("autotune.code.compiler:serve"))
+                self._workers.append(idle)
+            try:
+                idle.child.send(self._queue[0].request)
+            except ChildDied:  # it died idle: no fault of this job
+                self._workers.remove(idle)
+                continue
+            idle.job, idle.deadline = self._queue.popleft(), time.monotonic() + self.timeout_s
+
+
+def default_workers(spare: int = 1) -> int:
+    """Choose the number of compile processes: the CPUs this process may use less `spare`, 1 to `MAX_WORKERS`.
+
+    A container's CPU quota counts (cgroup v2 ``cpu.max``, "quota period" in microseconds).
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cpus = min(cpus, int(quota) // int(period))  # "max" is no limit: ValueError
+    return max(1, min(cpus - spare, MAX_WORKERS))

@@ -1,0 +1,147 @@
+"""Turns CUDA text into machine code that is compiled once: kept on disk, and found again by every process.
+
+The key of a binary is the SHA-256 of the text without comments, the entry, the architecture, the options and
+the version of NVRTC. Two compiles of one text need not give the same machine code, so a record's kernel is
+looked for under the NVRTC that it was measured with, and only compiled anew where nothing is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from pathlib import Path
+
+from autotune.code import nvrtc as library
+from autotune.code.compiler import OPTIONS, Binary, compile_text
+from autotune.code.depot import Depot
+from autotune.code.render import code_of
+from autotune.errors import Rejected
+
+_FORMAT = 1
+_LINES = "-lineinfo"
+_compiling = threading.Lock()  # NVRTC compiles one text at a time anyway
+
+
+def load(
+    text: str,
+    entry: str,
+    arch: str,
+    *,
+    nvrtc: str | None = None,
+    options: tuple[str, ...] = (),
+    root: Path | None = None,
+) -> Binary | None:
+    """Find a binary on disk; None when there is none.
+
+    Args:
+        text: CUDA C++.
+        entry: Name of the kernel.
+        arch: Architecture asked for, such as "sm_90".
+        nvrtc: Version that compiled it, such as "13.5"; the one of this machine when not given.
+        options: As for `compile_text`.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+
+    Raises:
+        ToolchainError: No version was given and NVRTC is missing.
+    """
+    depot = Depot(root)
+    version = nvrtc or installed_version(root)
+    content = depot.get(_key(text, entry, arch, version, options))
+    return None if content is None else _decoded(content)
+
+
+def put(
+    text: str, binary: Binary, arch: str, *, options: tuple[str, ...] = (), root: Path | None = None
+) -> bool:
+    """Keep a binary, in place of one that was there; tell whether it could be written.
+
+    Args:
+        text: What it was compiled from.
+        binary: As `compile_text` returned it.
+        arch: Architecture that was asked for.
+        options: That were passed to `compile_text`.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+    """
+    key = _key(text, binary.entry, arch, binary.nvrtc, options)
+    return Depot(root).put(key, _encoded(binary))
+
+
+def load_or_compile(
+    text: str,
+    entry: str,
+    arch: str,
+    *,
+    nvrtc: str | None = None,
+    options: tuple[str, ...] = (),
+    root: Path | None = None,
+) -> Binary | Rejected:
+    """Find a binary on disk, else compile it and keep it.
+
+    Args:
+        text: CUDA C++.
+        entry: Name of the kernel.
+        arch: Architecture to compile for, such as "sm_90".
+        nvrtc: Version whose binary goes first if there is one: that of a record. Then this machine's.
+        options: As for `compile_text`.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+
+    Raises:
+        ToolchainError: NVRTC is needed and missing, or refuses the architecture.
+    """
+    if nvrtc is not None:
+        found = load(text, entry, arch, nvrtc=nvrtc, options=options, root=root)
+        if found is not None:
+            return found
+    found = load(text, entry, arch, options=options, root=root)
+    if found is not None:
+        return found
+    with _compiling:
+        found = load(text, entry, arch, options=options, root=root)  # another thread may have been first
+        if found is not None:
+            return found
+        binary = compile_text(text, entry, arch, options)
+        if isinstance(binary, Binary):
+            put(text, binary, arch, options=options, root=root)
+        return binary
+
+
+def installed_version(root: Path | None = None) -> str:
+    """Tell the version of this machine's NVRTC, without loading it where it was loaded before.
+
+    Raises:
+        ToolchainError: There is none.
+    """
+    if library.nvrtc.cache_info().currsize:
+        return library.nvrtc_version()
+    identity = library.nvrtc_identity()
+    if identity is None:
+        return library.nvrtc_version()
+    depot, key = Depot(root), "nvrtc." + hashlib.sha256(identity.encode()).hexdigest()
+    known = depot.get(key)
+    if known is not None:
+        return known.decode()
+    version = library.nvrtc_version()
+    depot.put(key, version.encode())
+    return version
+
+
+def _key(text: str, entry: str, arch: str, version: str, options: tuple[str, ...]) -> str:
+    code = text if _LINES in options else code_of(text)  # without comments lines have other numbers
+    parts = (str(_FORMAT), entry, arch, version, *OPTIONS, *options, code)
+    return "cubin." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _encoded(binary: Binary) -> bytes:
+    """Write a binary: one line of JSON, the cubin, the PTX."""
+    facts = {name: value for name, value in vars(binary).items() if name not in ("cubin", "ptx")}
+    head = json.dumps({**facts, "cubin_bytes": len(binary.cubin)})
+    return head.encode() + b"\n" + binary.cubin + binary.ptx.encode()
+
+
+def _decoded(content: bytes) -> Binary:
+    head, _, rest = content.partition(b"\n")
+    facts = json.loads(head)
+    size = facts.pop("cubin_bytes")
+    options = tuple(facts.pop("options"))
+    return Binary(cubin=rest[:size], ptx=rest[size:].decode(), options=options, **facts)

@@ -1,0 +1,218 @@
+"""Turns a function's name into a Python process that serves requests over a pipe and can be killed.
+
+Compilers and GPU kernels may hang, crash or corrupt their process; a thread cannot be stopped, a process can.
+A fresh interpreter is started and nothing is forked or re-imported: neither CUDA state nor the user's
+``__main__`` reaches the child, so a script needs no main guard. Linux ends the child with its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, Pipe
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import AutotuneError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+_TAIL_BYTES = 2048
+_REAP_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+# The parent's sys.path arrives as the first message: unlike PYTHONPATH it takes effect only after the
+# interpreter has started, as in the parent, and is not handed on to grandchildren.
+_BOOTSTRAP = """\
+import sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+sys.path[:] = connection.recv()
+from autotune.code.process import _run
+_run(connection, parent=int(sys.argv[2]))
+"""
+
+
+class ChildDied(AutotuneError):
+    """A child process ended, or sent something unreadable, before it answered.
+
+    Attributes:
+        how: "exit code 1", "killed by SIGSEGV", or what was wrong with its message.
+        stderr: The end of what it wrote to its standard error, at most 2048 bytes.
+    """
+
+    def __init__(self, service: str, how: str, stderr: str) -> None:
+        quoted = f"; its stderr ends\n{stderr}" if stderr else ""
+        super().__init__(f"process {service} ended: {how}{quoted}")
+        self.how = how
+        self.stderr = stderr
+
+    @property
+    def summary(self) -> str:
+        """One line: how it ended and the last line of its stderr."""
+        lines = self.stderr.splitlines()
+        return f"{self.how}: {lines[-1]}" if lines else self.how
+
+
+class Child:
+    """One process running ``service(connection, *args)``.
+
+    Its stdin and stdout are the null device, its stderr is kept for `ChildDied`, and it ignores Ctrl-C, which
+    is the parent's to handle.
+
+    Args:
+        service: "module:function", imported in the child; it serves `requests` until the parent closes.
+        *args: Further arguments, pickled.
+        env: Environment variables set in addition to the parent's; None removes one.
+
+    Attributes:
+        connection: The parent's end of the pipe, for `multiprocessing.connection.wait`.
+        pid: Process id.
+    """
+
+    def __init__(self, service: str, *args: object, env: Mapping[str, str | None] | None = None) -> None:
+        self._service = service
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
+        self.connection, theirs = Pipe()
+        variables = {**os.environ, **(env or {})}
+        with theirs:
+            self._process = _popen(
+                [sys.executable, "-P", "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                pass_fds=[theirs.fileno()],
+                env={name: value for name, value in variables.items() if value is not None},
+            )
+        self.pid: int = self._process.pid
+        self.send([os.path.abspath(entry) for entry in sys.path])
+        self.send((service, args))
+
+    def send(self, message: object) -> None:
+        """Pickle a message and send it.
+
+        Raises:
+            ChildDied: The child is gone.
+        """
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self._died() from None
+
+    def poll(self, timeout: float = 0) -> bool:
+        """Tell whether `receive` would not block, waiting up to ``timeout`` seconds for it."""
+        return self.connection.closed or self.connection.poll(timeout)
+
+    def receive(self) -> Any:
+        """Wait for a message of the child.
+
+        Raises:
+            ChildDied: The child ended first, or its message cannot be unpickled (then it is killed).
+        """
+        try:
+            message = self.connection.recv_bytes()
+        except (EOFError, OSError):
+            raise self._died() from None
+        try:
+            return pickle.loads(message)
+        except Exception as error:
+            self.kill()
+            raise self._died(f"its message cannot be unpickled ({type(error).__name__}: {error})") from error
+
+    def alive(self) -> bool:
+        """Tell whether the process runs."""
+        return self._process.poll() is None
+
+    def close(self, grace: float = 1.0) -> None:
+        """Close the pipe, which ends an idle service; kill it if it still runs ``grace`` seconds later."""
+        self.connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process at once and reap it."""
+        self.stop()
+        self.connection.close()
+
+    def stop(self) -> None:
+        """Kill the process at once and reap it; what it had said can still be received."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hold a process for a while
+            self._process.wait(_REAP_SECONDS)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _died(self, how: str = "") -> ChildDied:
+        self.close()
+        return ChildDied(self._service, how or _ending(self._process.returncode), self._stderr_tail())
+
+    def _stderr_tail(self) -> str:
+        file = self._stderr.fileno()
+        start = max(0, os.fstat(file).st_size - _TAIL_BYTES)
+        return os.pread(file, _TAIL_BYTES, start).decode(errors="replace").strip()
+
+
+def requests(connection: Connection) -> Iterator[Any]:
+    """Yield, in the child, each message of the parent until it closes the pipe."""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            yield connection.recv()
+
+
+def _run(connection: Connection, parent: int) -> None:
+    """Tie this process to its parent and run the service named by the next message."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    service, args = connection.recv()
+    module, _, function = service.partition(":")
+    getattr(importlib.import_module(module), function)(connection, *args)
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is None:
+        return f"it closed its pipe and cannot be reaped {_REAP_SECONDS:g} s after SIGKILL"
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
+
+
+def _popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+    """Start a process from a thread that lives as long as this process.
+
+    Linux sends the parent-death signal when the *thread* that started the child ends, see prctl(2).
+    """
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    if threading.current_thread() is threading.main_thread():
+        return start(*args, **kwargs)
+    return _starter().submit(start, *args, **kwargs).result()
+
+
+@functools.cache
+def _starter() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(1, "autotune-starter")
+
+
+os.register_at_fork(after_in_child=_starter.cache_clear)  # a forked copy has no such thread

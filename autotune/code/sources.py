@@ -1,0 +1,84 @@
+"""Turns a config and a problem into the `Source` that `render` gives, remembered on disk: rendered once.
+
+Rendering is pure, so what it gave is kept under the SHA-256 of everything it depends on: the text of the
+template, its parts and the space file, the config, the problem, the device, and the code of this package that
+renders. A process that finds its source needs no Jinja2, and no parsed space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from autotune.code.depot import Depot
+from autotune.code.render import Launch, Source, render, template_digest
+from autotune.space.file import Value
+from autotune.space.space import Config, Space
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+_RENDERING = (
+    *("code/render.py", "space/space.py", "space/file.py", "space/expression.py"),
+    *("values/problem.py", "values/device.py"),
+)
+
+
+def rendered(
+    space: Space, values: Mapping[str, Value], problem: Problem, device: Device, *, root: Path | None = None
+) -> Source:
+    """Render as `autotune.code.render.render` does, or find what it gave before.
+
+    Args:
+        space: The family.
+        values: A config of that space, or what shall be one.
+        problem: What is computed.
+        device: Where.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+
+    Raises:
+        ConfigError: The values are no config of the space, or break a constraint on this device.
+        SpaceError: The space's template is missing or does not render.
+    """
+    depot, digest = Depot(root), template_digest(space)
+    key = _key(space, values, problem, device, digest)
+    content = depot.get(key)
+    if content is not None:
+        facts = json.loads(content)
+        launch, config = facts.pop("launch"), facts.pop("config")
+        return Source(
+            **facts,
+            config=Config(config),
+            problem=problem,
+            launch=Launch(tuple(launch.pop("grid")), tuple(launch.pop("block")), **launch),
+            template_digest=digest,
+        )
+    source = render(space, space.config(values), problem, device)
+    names = ("family", "text", "entry", "code_digest", "space_digest")
+    facts = {name: getattr(source, name) for name in names}
+    facts |= {"config": dict(source.config), "launch": asdict(source.launch)}
+    depot.put(key, json.dumps(facts).encode())
+    return source
+
+
+def _key(space: Space, values: Mapping[str, Value], problem: Problem, device: Device, digest: str) -> str:
+    parts = (
+        _code_digest(),
+        digest,
+        space.family,
+        space.content_digest,
+        repr(sorted(values.items())),
+        repr(problem),
+        repr(device),
+    )
+    return "source." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@cache
+def _code_digest() -> str:
+    """Hash the code that renders: a development tree may change without a new version."""
+    here = Path(__file__).parents[1]
+    return hashlib.sha256(b"\0".join((here / name).read_bytes() for name in _RENDERING)).hexdigest()

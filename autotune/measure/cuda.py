@@ -1,0 +1,207 @@
+"""Turns cubins into launches, and sizes into device memory, through CuPy; runs in the worker process only.
+
+Nothing here makes CuPy compile or load a library beyond the driver: a machine with a driver alone is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from cupy.cuda import Event, Memory, Module, Stream, get_elapsed_time, runtime
+from cupy_backends.cuda.api import driver
+from numpy.typing import NDArray
+
+from autotune.code.render import Launch
+from autotune.measure.timing import Method
+
+CUDA_ERRORS: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
+
+Argument = int | float | np.generic
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Tell whether an error means that device memory could not be allocated."""
+    return getattr(error, "status", None) == 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+
+
+def context_lost() -> bool:
+    """Tell, after an error, whether this process can no longer use the GPU.
+
+    An illegal address and its like stay with the context: every later call reports them again.
+    """
+    try:
+        runtime.deviceSynchronize()
+        runtime.memGetInfo()
+    except CUDA_ERRORS:
+        return True
+    return False
+
+
+class Gpu:
+    """The GPU of this process, with the one stream on which everything runs.
+
+    Attributes:
+        stream: Does not synchronise with the default stream.
+        sm_count: Streaming multiprocessors.
+
+    Args:
+        ordinal: CUDA ordinal.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        runtime.setDevice(ordinal)
+        self.ordinal = ordinal
+        self.stream: Any = Stream(non_blocking=True)
+        self.sm_count: int = runtime.getDeviceProperties(ordinal)["multiProcessorCount"]
+
+    @property
+    def memory_free(self) -> int:
+        """Free device memory, bytes."""
+        free: int = runtime.memGetInfo()[0]
+        return free
+
+    @property
+    def pci_bus_id(self) -> str:
+        """Such as "0000:04:00.0"."""
+        address: str = runtime.deviceGetPCIBusId(self.ordinal)
+        return address
+
+    @property
+    def driver_cuda(self) -> str:
+        """Newest CUDA version that the driver serves, such as "CUDA 13.0"."""
+        version = runtime.driverGetVersion()
+        return f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+    def allocate(self, size: int) -> Any:
+        """Allocate bytes, aligned to 256; the memory has ``ptr`` and is freed with the object."""
+        return Memory(size)
+
+    def upload(self, address: int, values: NDArray[Any]) -> None:
+        """Copy a host array to device memory; return when it is there."""
+        values = np.ascontiguousarray(values)
+        runtime.memcpyAsync(
+            address, values.ctypes.data, values.nbytes, runtime.memcpyHostToDevice, self.stream.ptr
+        )
+        self.stream.synchronize()
+
+    def download(self, address: int, count: int, dtype: Any) -> NDArray[Any]:
+        """Wait for the stream and copy device memory to a new host array, `[count]` of dtype."""
+        values = np.empty(count, dtype)
+        runtime.memcpyAsync(
+            values.ctypes.data, address, values.nbytes, runtime.memcpyDeviceToHost, self.stream.ptr
+        )
+        self.stream.synchronize()
+        return values
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Enqueue a copy of bytes within device memory."""
+        runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, self.stream.ptr)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        """Enqueue setting bytes of device memory."""
+        runtime.memsetAsync(address, byte, size, self.stream.ptr)
+
+    def synchronize(self) -> None:
+        """Wait for everything enqueued; errors of kernels surface here."""
+        self.stream.synchronize()
+
+
+class LoadedModule:
+    """Machine code on the GPU, unloaded with the last reference to it or to its kernels."""
+
+    def __init__(self, gpu: Gpu, cubin: bytes) -> None:
+        self._gpu = gpu
+        self._module = Module()
+        self._module.load(cubin)
+
+    def kernel(self, entry: str, shared_bytes: int = 0) -> Callable[..., None]:
+        """Return ``launch(grid, block, *arguments)`` for one kernel, which enqueues it.
+
+        Args:
+            entry: ``extern "C"`` name.
+            shared_bytes: Dynamic shared memory; above 48 KiB a kernel must opt in, which this does.
+        """
+        function = self._module.get_function(entry)
+        if shared_bytes > 0:
+            driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+        stream = self._gpu.stream
+
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], *arguments: Argument) -> None:
+            function(grid, block, arguments, shared_bytes, stream)
+
+        return launch
+
+
+class Multiplication:
+    """A loaded candidate: ``C = alpha op(A) op(B) + beta C`` on addresses."""
+
+    def __init__(self, gpu: Gpu, cubin: bytes, entry: str, launch: Launch) -> None:
+        self._enqueue = LoadedModule(gpu, cubin).kernel(entry, launch.shared_bytes)
+        self._launch = launch
+        self._workspace: tuple[np.uint64, ...] = ()
+        if launch.workspace_bytes:
+            self._memory = gpu.allocate(launch.workspace_bytes)
+            gpu.fill(self._memory.ptr, 0, launch.workspace_bytes)
+            self._workspace = (np.uint64(self._memory.ptr),)
+
+    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> None:
+        """Enqueue one call."""
+        self._enqueue(
+            self._launch.grid,
+            self._launch.block,
+            np.float32(alpha),
+            np.uint64(a),
+            np.uint64(b),
+            np.float32(beta),
+            np.uint64(c),
+            *self._workspace,
+        )
+
+
+class EventTimer:
+    """Samples of back-to-back launches, or of a CUDA graph of them, between two events: a `timing.Runnable`.
+
+    Args:
+        gpu: Where to run.
+        calls: Each enqueues one launch; the launches of a sample take turns through them, on and on.
+    """
+
+    def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
+        self._gpu = gpu
+        self._calls = calls
+        self._next = 0
+        self._launches = 1
+        self._graph: Any = None
+        self._start, self._end = Event(), Event()
+
+    def prepare(self, launches: int, method: Method) -> None:
+        """Make a sample consist of this many launches, issued this way."""
+        self._launches, self._graph = launches, None
+        if method == "graph":
+            self._gpu.stream.begin_capture()
+            try:
+                self._enqueue()
+            finally:
+                graph = self._gpu.stream.end_capture()
+            graph.upload(self._gpu.stream)
+            self._graph = graph
+
+    def sample(self) -> float:
+        """Run one sample; return milliseconds per launch."""
+        self._start.record(self._gpu.stream)
+        if self._graph is None:
+            self._enqueue()
+        else:
+            self._graph.launch(self._gpu.stream)
+        self._end.record(self._gpu.stream)
+        self._end.synchronize()
+        total: float = get_elapsed_time(self._start, self._end)
+        return total / self._launches
+
+    def _enqueue(self) -> None:
+        for _ in range(self._launches):
+            self._calls[self._next]()
+            self._next = (self._next + 1) % len(self._calls)

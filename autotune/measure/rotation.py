@@ -1,0 +1,43 @@
+"""Turns operands into copies for launches to take turns with, so that none finds its own in the L2 cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.measure.cuda import Gpu
+from autotune.values.problem import FLOAT_BYTES, Problem
+
+COLD_L2_FACTOR = 3  # operands that the launches rotate through, in sizes of the L2 cache
+
+Operands = tuple[int, int, int]
+"""Addresses of A, B and C."""
+
+
+class Rotation:
+    """The operands and copies of them that together exceed `COLD_L2_FACTOR` times the L2 cache.
+
+    Args:
+        gpu: Where they are.
+        problem: What they are operands of.
+        operands: A, B and C.
+        l2_bytes: Size of the L2 cache.
+
+    Attributes:
+        operands: Those given, then the copies: one at least.
+
+    Raises:
+        CUDA_ERRORS: The GPU lacks memory.
+    """
+
+    def __init__(self, gpu: Gpu, problem: Problem, operands: Operands, l2_bytes: int) -> None:
+        self._memory: list[Any] = []
+        self.operands = [operands]
+        counts = (problem.m * problem.k, problem.k * problem.n, problem.m * problem.n)
+        sizes = [FLOAT_BYTES * count for count in counts]
+        while len(self.operands) < 2 or len(self.operands) * sum(sizes) <= COLD_L2_FACTOR * l2_bytes:
+            memory = [gpu.allocate(size) for size in sizes]
+            for target, source, size in zip(memory, operands, sizes, strict=True):
+                gpu.copy(target.ptr, source, size)
+            self._memory.append(memory)
+            self.operands.append((memory[0].ptr, memory[1].ptr, memory[2].ptr))
+        gpu.synchronize()

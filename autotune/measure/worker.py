@@ -1,0 +1,459 @@
+"""Turns compiled candidates into verified measurements, by a worker process that may be lost to one of them.
+
+A kernel can hang or break the CUDA context of its process; then the process is replaced, the kernel at fault
+is rejected, and the others are measured by the next process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from autotune.code.compiler import Binary
+from autotune.code.process import Child, ChildDied
+from autotune.code.render import Launch
+from autotune.errors import AutotuneError, DeviceError, Rejected, RejectionKind
+from autotune.measure.timing import Timing
+from autotune.measure.verify import Verdict
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+START_SECONDS = 120.0
+SETUP_SECONDS = 300.0  # of a complete float64 reference, on a GPU whose float64 is slow
+IN_PIPE = 2  # the next candidate is there when the GPU becomes free
+MAX_LOST_STARTS = 3
+LAST_WORDS_SECONDS = 1.0  # to find that a killed child said no more
+RETRY_SECONDS = 1.0  # before a start that follows a failed one, longer each time
+# cuBLAS as a baseline computes in FP32 proper, whatever the user's environment asks for.
+ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"}
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What the worker reports when it is ready.
+
+    Attributes:
+        device: The GPU.
+        driver: Version of the driver, such as "580.95.05".
+        memory_free: Bytes free after the inputs were allocated.
+        input_sets: Sets of inputs that candidates are checked on in turn.
+        pci_bus_id: Such as "0000:04:00.0".
+        uuid: Such as "GPU-1b2c..."; None if the driver does not tell.
+        start_s: Seconds of each part of the worker's start.
+    """
+
+    device: Device
+    driver: str
+    memory_free: int
+    input_sets: int
+    pci_bus_id: str
+    uuid: str | None = None
+    start_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A candidate that was right, and how long it takes.
+
+    Attributes:
+        timing: Of its launches.
+        verdict: Of its result.
+        seconds: That the worker spent on it; not part of equality.
+    """
+
+    timing: Timing
+    verdict: Verdict
+    seconds: float = field(default=0.0, compare=False)
+
+
+Trial = MeasuredTrial | Rejected
+
+
+class Note(Protocol):
+    """Is told before a candidate is launched, by the process that does it, and of its outcome once."""
+
+    def started(self) -> None:
+        """Take note that the candidate is launched next."""
+        ...
+
+    def ended(self, outcome: Trial) -> None:
+        """Take note of what became of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Finalists checked in full and timed in turns with cuBLAS.
+
+    Attributes:
+        outcomes: By key, in the order they were given.
+        cublas: None where cuBLAS is absent or failed its check.
+        cublas_kernel: What cuBLAS launched, if the driver tells.
+        cublas_version: Version of cuBLAS, if it tells.
+    """
+
+    outcomes: dict[Any, Trial]
+    cublas: Timing | None
+    cublas_kernel: str | None
+    cublas_version: str | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    number: int
+    key: Hashable
+    cubin: bytes
+    entry: str
+    launch: Launch
+    best_ms: float | None
+    timeout_s: float
+    note: Note | None = None
+
+
+class GpuWorker:
+    """One GPU working on one problem in a child process. Use as a context manager.
+
+    The child starts at once; nothing waits for it before `identity`, `ready` or `collect`.
+
+    Args:
+        ordinal: CUDA ordinal of the GPU.
+        problem: What every candidate computes.
+        seed: Of inputs and samples; drawn anew when None.
+        cold: Time with operands that are not in the L2 cache.
+        service: What the child runs.
+
+    Attributes:
+        seed: The seed in use.
+        busy_s: Seconds that children spent on candidates.
+    """
+
+    def __init__(
+        self,
+        ordinal: int,
+        problem: Problem,
+        *,
+        seed: int | None = None,
+        cold: bool = False,
+        service: str = "autotune.measure.service:serve",
+    ) -> None:
+        self.seed = secrets.randbits(48) if seed is None else seed
+        self._service = service
+        self._arguments: tuple[Any, ...] = (ordinal, problem, self.seed, cold)
+        self._queue: deque[_Job] = deque()
+        self._piped: deque[_Job] = deque()  # in the child's pipe; the first may have been started
+        self._finished: list[tuple[Hashable, Trial]] = []
+        self._lost_starts = 0
+        self._was_ready = False
+        self._submitted = 0
+        self._identity: tuple[Device, str] | None = None
+        self.busy_s = 0.0
+        self._facts: GpuFacts | None = None
+        self._deadline: float | None = None
+        self._child: Child
+        self._start()
+
+    # ------------------------------------------------------------------------------------------ trials
+
+    def identity(self, timeout: float = START_SECONDS) -> tuple[Device, str]:
+        """Wait until the worker knows its GPU, long before it is ready: the device, and the driver's version.
+
+        Raises:
+            DeviceError: There is no usable GPU, or the worker does not start.
+            ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
+        """
+        self._wait_until(lambda: self._identity is not None, timeout)
+        assert self._identity is not None
+        return self._identity
+
+    def ready(self, timeout: float = START_SECONDS) -> GpuFacts:
+        """Wait until the worker can measure.
+
+        Raises:
+            DeviceError: There is no usable GPU, it lacks memory, or the worker does not start.
+            ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
+        """
+        self._wait_until(lambda: self._facts is not None, timeout)
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def waitables(self) -> list[Connection]:
+        """Connections of which one becomes readable when `collect` has something to do."""
+        return [self._child.connection]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Time (`time.monotonic`) at which the start or the running candidate is over its limit, or None."""
+        return self._deadline
+
+    @property
+    def pending(self) -> int:
+        """Candidates submitted and not yet collected."""
+        return len(self._queue) + len(self._piped) + len(self._finished)
+
+    def submit(
+        self,
+        key: Hashable,
+        binary: Binary,
+        launch: Launch,
+        best_ms: float | None,
+        timeout_s: float,
+        note: Note | None = None,
+    ) -> None:
+        """Have one candidate verified and timed; `collect` returns the outcome beside ``key``.
+
+        Args:
+            key: Stays in this process.
+            binary: The compiled candidate.
+            launch: How to start it.
+            best_ms: Fastest median so far: a clearly slower candidate is timed briefly.
+            timeout_s: Limit from when the worker begins with it.
+            note: Told by the child, which gets a copy; by this process if the child cannot.
+        """
+        self._submitted += 1
+        job = _Job(self._submitted, key, binary.cubin, binary.entry, launch, best_ms, timeout_s, note)
+        self._queue.append(job)
+        self._advance()
+
+    def collect(self, timeout: float = 0) -> list[tuple[Any, Trial]]:
+        """Return every outcome that is there; replace a worker that died or ran out of time.
+
+        Args:
+            timeout: Seconds to wait for the first.
+
+        Raises:
+            DeviceError: The worker cannot be started again.
+            ToolchainError: Likewise.
+        """
+        end = time.monotonic() + timeout
+        while True:
+            self._advance()
+            remaining = end - time.monotonic()
+            if self._finished or not self.pending or remaining <= 0:
+                finished, self._finished = self._finished, []
+                return finished
+            self._wait(remaining)
+
+    def turn_to(self, problem: Problem) -> None:
+        """Have the worker measure candidates of another problem from now on; it is `ready` anew.
+
+        What is pending is forgotten.
+        """
+        ordinal, before, *others = self._arguments
+        self._arguments = (ordinal, problem, *others)
+        idle = not self._piped
+        self._lost_starts = 0
+        self._queue.clear()
+        self._piped.clear()
+        self._finished.clear()
+        if idle and problem == before and self._child.alive():
+            return
+        if idle and self._facts is not None:
+            self._facts = None
+            with contextlib.suppress(ChildDied):
+                self._child.send(("problem", problem))
+                self._deadline = time.monotonic() + START_SECONDS
+                return
+        self._restart()
+
+    def close(self) -> None:
+        """Kill the worker and forget what was not collected."""
+        self._child.kill()
+        self._queue.clear()
+        self._piped.clear()
+        self._finished.clear()
+
+    def __enter__(self) -> GpuWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ finals
+
+    def finals(self, entries: Sequence[tuple[Hashable, Binary, Launch]], timeout_s: float) -> Finals:
+        """Check finalists in full on new inputs, then time them and cuBLAS in turns.
+
+        One that kills the worker, or is silent for ``timeout_s`` seconds, is rejected and the rest repeated.
+
+        Raises:
+            ValueError: Candidates are pending.
+            DeviceError: The worker fails without a finalist's fault.
+        """
+        if self.pending:
+            raise ValueError(f"{self.pending} candidates are pending: collect them before the finals")
+        jobs = [
+            _Job(number, key, binary.cubin, binary.entry, launch, None, timeout_s)
+            for number, (key, binary, launch) in enumerate(entries)
+        ]
+        rejected: dict[Hashable, Trial] = {}
+        baseline = True
+        while True:
+            self.ready()
+            contestants = [job for job in jobs if job.key not in rejected]
+            if not contestants:
+                return Finals({job.key: rejected[job.key] for job in jobs}, None, None)
+            answer = self._final_round(contestants, baseline, timeout_s)
+            if isinstance(answer, Finals):
+                outcomes = {**rejected, **answer.outcomes}
+                return replace(answer, outcomes={job.key: outcomes[job.key] for job in jobs})
+            guilty, rejection = answer
+            if guilty is None:
+                raise DeviceError(f"the GPU worker failed before a finalist ran: {rejection.why}")
+            if guilty < len(contestants):
+                rejected[contestants[guilty].key] = rejection
+            else:
+                baseline = False
+
+    def _final_round(
+        self, jobs: Sequence[_Job], baseline: bool, timeout_s: float
+    ) -> Finals | tuple[int | None, Rejected]:
+        """Run the finals once; on a failure name the index at fault (cuBLAS comes last) and start anew."""
+        step: int | None = None
+        try:
+            self._child.send(("finals", [(job.cubin, job.entry, job.launch) for job in jobs], baseline))
+            while True:
+                limit = SETUP_SECONDS if step is None else timeout_s
+                if not self._child.poll(limit):
+                    self._restart()
+                    return step, Rejected("timeout", f"no sign of life for {limit:g} s in the finals")
+                kind, *rest = self._child.receive()
+                if kind == "step":
+                    step, self._lost_starts = rest[0], 0
+                elif kind == "fault":
+                    self._restart()
+                    return step, rest[0]
+                else:
+                    outcomes, *baseline_facts = rest
+                    keys = [job.key for job in jobs]
+                    return Finals(dict(zip(keys, outcomes, strict=True)), *baseline_facts)
+        except ChildDied as death:
+            self._restart()
+            return step, Rejected("crash", f"the GPU worker died: {death.summary}")
+
+    # ------------------------------------------------------------------------------------------ the child
+
+    def _wait_until(self, known: Callable[[], bool], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while not known():
+            self._advance()
+            remaining = end - time.monotonic()
+            if not known() and remaining <= 0:
+                raise DeviceError(f"the GPU worker is not ready after {timeout:g} s")
+            if not known():
+                self._wait(remaining)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for a message, but not beyond the deadline."""
+        if self._deadline is not None:
+            seconds = min(seconds, self._deadline - time.monotonic())
+        wait(self.waitables, max(0.0, seconds))
+
+    def _start(self) -> None:
+        self._facts = None
+        self._child = Child(self._service, *self._arguments, env=ENVIRONMENT)
+        self._deadline = time.monotonic() + START_SECONDS
+
+    def _restart(self) -> None:
+        self._child.kill()
+        self._start()
+
+    def _advance(self) -> None:
+        """Take every message that is there, enforce the deadline, and keep the pipe filled."""
+        while self._child.poll():
+            try:
+                message = self._child.receive()
+            except ChildDied as death:
+                self._lose("crash", f"the GPU worker died: {death.summary}")
+                continue
+            self._take(*message)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._expire()
+        self._fill_pipe()
+
+    def _expire(self) -> None:
+        """End a child that is over its limit; blame the candidate that ran, unless it was done after all."""
+        late, child = (self._piped[0] if self._piped else None), self._child
+        limit = START_SECONDS if self._facts is None or late is None else late.timeout_s
+        child.stop()
+        with contextlib.suppress(ChildDied):
+            while self._child is child and child.poll(LAST_WORDS_SECONDS):
+                self._take(*child.receive())
+        if self._child is not child:
+            return
+        if late is None or (self._piped and self._piped[0] is late):
+            self._lose("timeout", f"no result after {limit:g} s")
+        else:
+            self._replace()
+
+    def _take(self, kind: str, *rest: Any) -> None:
+        """Act on one message of the child."""
+        if kind == "identified":
+            self._identity = rest[0], rest[1]
+        elif kind == "ready":
+            self._facts, self._deadline, self._was_ready = rest[0], None, True
+            self._identity = rest[0].device, rest[0].driver
+        elif kind == "failed":
+            self._retry(rest[0])
+        elif kind == "started":
+            self._deadline = time.monotonic() + self._piped[0].timeout_s
+        else:
+            outcome, usable, seconds = rest
+            self.busy_s += seconds
+            self._deadline, self._lost_starts = None, 0
+            self._finished.append((self._piped.popleft().key, outcome))
+            if not usable:
+                self._replace()
+
+    def _lose(self, kind: RejectionKind, why: str) -> None:
+        """Blame the candidate that was running, if one was, and start a new child for the others."""
+        if self._facts is not None and self._deadline is not None:
+            job, rejected = self._piped.popleft(), Rejected(kind, why)
+            if job.note is not None:
+                job.note.ended(rejected)
+            self._finished.append((job.key, rejected))
+        else:
+            self._lost_starts += 1
+            if self._lost_starts >= MAX_LOST_STARTS:
+                self._child.kill()
+                raise DeviceError(
+                    f"the GPU worker failed {self._lost_starts} times before it could measure: {why}"
+                )
+        self._replace()
+
+    def _retry(self, error: AutotuneError) -> None:
+        """Raise the error of a failed start, unless a worker was ready before: then start again.
+
+        The GPU works, but what the killed process held may not be free yet.
+        """
+        self._lost_starts += 1
+        self._child.kill()
+        if not self._was_ready or self._lost_starts >= MAX_LOST_STARTS:
+            raise error
+        time.sleep(RETRY_SECONDS * self._lost_starts)
+        self._replace()
+
+    def _replace(self) -> None:
+        """Start a new child; what lay in the old one's pipe goes back to the front of the queue."""
+        self._queue.extendleft(reversed(self._piped))
+        self._piped.clear()
+        self._restart()
+
+    def _fill_pipe(self) -> None:
+        while self._facts is not None and self._queue and len(self._piped) < IN_PIPE:
+            job = self._queue[0]
+            try:
+                self._child.connection.send(
+                    ("trial", job.note, job.cubin, job.entry, job.launch, job.best_ms)
+                )
+            except (
+                OSError
+            ):  # it died: the next `_advance` reads what it said before, then learns how it ended
+                return
+            self._piped.append(self._queue.popleft())

@@ -1,0 +1,1 @@
+"""What is told of records and kernels: tables, figures, files for C++."""

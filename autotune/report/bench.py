@@ -1,0 +1,374 @@
+"""Turns shapes into a `Report`: their stored winners against cuBLAS and the best of cuBLASLt, in one run."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune import records
+from autotune.code import cubins
+from autotune.code.compiler import Binary, CompilePool, default_workers, nvrtc_version
+from autotune.errors import DeviceError, Rejected, ToolchainError
+from autotune.kernel.choices import Choice, Choices
+from autotune.measure.bench_worker import (
+    LIBRARIES,
+    Baseline,
+    BenchFacts,
+    BenchWorker,
+    Contest,
+    Library,
+    libraries_for,
+)
+from autotune.measure.timing import L2, Method
+from autotune.measure.worker import MeasuredTrial
+from autotune.model.account import roofline_ms, traffic_bytes
+from autotune.tuning.pipeline import COMPILE_TIMEOUT_S, trial_limit
+from autotune.values.suite import Shape
+
+SCHEMA = 1
+STEP_TIMEOUT_S = 30.0  # more than a check or a sample of anything takes, beyond the limit of a trial
+EVERYTHING = "all"  # the group that holds every shape
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a shape has no time: a rejection kind, or "device"; and one line."""
+
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One shape and what became of it.
+
+    Attributes:
+        shape: The shape.
+        winner: The record that serves it, as `best_kernel` finds it; None where none does.
+        measured: The winner's timing and verdict; None where it failed or is missing.
+        failure: Why it failed; None where it did not.
+        libraries: What the libraries did on the same operands; one that is not installed is left out.
+        missing: Why no record serves; "" where one does.
+    """
+
+    shape: Shape
+    winner: Choice | None = None
+    measured: MeasuredTrial | None = None
+    failure: Failure | None = None
+    libraries: Mapping[Library, Baseline | Rejected] = field(default_factory=dict)
+    missing: str = ""
+
+    def baseline(self, name: Library) -> Baseline | None:
+        """Return a library's timing; None where it is absent, failed, or was not asked."""
+        found = self.libraries.get(name)
+        return found if isinstance(found, Baseline) else None
+
+    def versus(self, name: Library) -> float | None:
+        """Return time of the library / time of the kernel; None unless both were timed."""
+        found = self.baseline(name)
+        if found is None or self.measured is None:
+            return None
+        return found.timing.median_ms / self.measured.timing.median_ms
+
+    @property
+    def gflops(self) -> float | None:
+        """2mnk / time, 10^9 operations per second."""
+        return (
+            None if self.measured is None else self.shape.problem.flops / self.measured.timing.median_ms / 1e6
+        )
+
+    @property
+    def gbs(self) -> float | None:
+        """Bytes that must move / time, 10^9 per second: A, B and C once, C twice where it is read."""
+        if self.measured is None:
+            return None
+        return traffic_bytes(self.shape.problem) / self.measured.timing.median_ms / 1e6
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Geometric means over a group of shapes.
+
+    Attributes:
+        group: Its name.
+        shapes: Shapes of it that were timed.
+        versus: By library, of time of the library / time of the kernel; None where no shape has both.
+        floor: Of the share of the roofline floor.
+    """
+
+    group: str
+    shapes: int
+    versus: Mapping[Library, float | None]
+    floor: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All shapes of one run.
+
+    Attributes:
+        facts: The GPU, its driver and libraries, and the speed of a copy within its memory.
+        nvrtc: Version that compiled the kernels.
+        seed: Of the operands.
+        cold: Whether operands were kept out of the L2 cache.
+        method: How all were launched.
+        created: UTC.
+        rows: In the order of the suite.
+    """
+
+    facts: BenchFacts
+    nvrtc: str
+    seed: int
+    cold: bool
+    method: Method
+    created: str
+    rows: tuple[Row, ...]
+
+    @property
+    def timed(self) -> tuple[Row, ...]:
+        """The shapes that have a time."""
+        return tuple(row for row in self.rows if row.measured is not None)
+
+    @property
+    def l2(self) -> L2:
+        """State of the L2 cache before each launch."""
+        return "cold" if self.cold else "warm"
+
+    def floor_ms(self, shape: Shape) -> float:
+        """Give the time of the roofline: max(flops / peak, bytes / copy bandwidth), milliseconds.
+
+        The peak is that of the shape's math (`Device.peak`) at the highest clock; the bandwidth was measured
+        by a copy in this run, bytes read and written. A and B count once, C once, or twice where it is read.
+        A launch and what caches keep are left out: a small problem in a warm L2 may take less.
+        """
+        measured = replace(self.facts.device, bandwidth_gbs=max(1, round(self.facts.copy_gbs)))
+        return roofline_ms(shape.problem, measured)
+
+    @property
+    def libraries(self) -> tuple[Library, ...]:
+        """What the shapes are compared with: those of any of them."""
+        return max((libraries_for(row.shape.problem.math) for row in self.rows), key=len, default=LIBRARIES)
+
+    def share(self, row: Row) -> float | None:
+        """Return the floor / time of the kernel: 1 is the roofline."""
+        return None if row.measured is None else self.floor_ms(row.shape) / row.measured.timing.median_ms
+
+    @cached_property
+    def means(self) -> tuple[Mean, ...]:
+        """Geometric means of each group, in the order of the suite, then of all."""
+        groups = dict.fromkeys(row.shape.group for row in self.rows if row.shape.group != EVERYTHING)
+        of_groups = [
+            self._mean(group, [row for row in self.timed if row.shape.group == group]) for group in groups
+        ]
+        return (*of_groups, self._mean(EVERYTHING, self.timed))
+
+    def worst(self, name: Library) -> Row | None:
+        """Return the shape that does worst against a library; None where nothing was compared."""
+        compared = [(value, row) for row in self.timed if (value := row.versus(name)) is not None]
+        return min(compared, key=lambda pair: pair[0])[1] if compared else None
+
+    def plain(self) -> dict[str, Any]:
+        """Write the report as plain values, for JSON: milliseconds, GFLOP/s, GB/s, ratios."""
+        device = records.RecordedDevice.of(self.facts.device)
+        return {
+            "schema": SCHEMA,
+            "created": self.created,
+            "device": {each.name: getattr(device, each.name) for each in fields(device)},
+            "driver": self.facts.driver,
+            "cublas": self.facts.cublas,
+            "cublaslt": self.facts.cublaslt,
+            "nvrtc": self.nvrtc,
+            "l2": self.l2,
+            "seed": self.seed,
+            "peak_gflops": round(self.facts.device.peak_gflops, 1),
+            "copy_gbs": round(self.facts.copy_gbs, 1),
+            "shapes": [self._plain(row) for row in self.rows],
+            "geometric_means": {
+                mean.group: {
+                    "shapes": mean.shapes,
+                    **{f"vs_{name}": _digits(value) for name, value in mean.versus.items()},
+                    "share_of_floor": _digits(mean.floor),
+                }
+                for mean in self.means
+            },
+            "worst": {
+                f"vs_{name}": None if (row := self.worst(name)) is None else row.shape.id
+                for name in self.libraries
+            },
+        }
+
+    def _mean(self, group: str, rows: Sequence[Row]) -> Mean:
+        versus = {name: geometric_mean(row.versus(name) for row in rows) for name in self.libraries}
+        return Mean(group, len(rows), versus, geometric_mean(self.share(row) for row in rows))
+
+    def _plain(self, row: Row) -> dict[str, Any]:
+        shape, problem = row.shape, row.shape.problem
+        libraries = libraries_for(problem.math)
+        value: dict[str, Any] = {
+            **{"id": shape.id, "m": problem.m, "n": problem.n, "k": problem.k, "layout": problem.layout},
+            **{"math": problem.math, "alpha": shape.alpha, "beta": shape.beta, "group": shape.group},
+        }
+        if row.winner is None and row.failure is None:
+            command = f"autotune tune {problem.cli_flags()}"
+            return {**value, "status": "missing", "why": row.missing, "command": command}
+        if row.winner is not None:
+            value |= {"family": row.winner.space.family, "config": row.winner.config.id}
+        if row.measured is None:
+            kind, why = (row.failure.kind, row.failure.why) if row.failure else ("", "")
+            return {**value, "status": "failed", "kind": kind, "why": why}
+        timing, verdict = row.measured.timing, row.measured.verdict
+        return {
+            **value,
+            "status": "timed",
+            **{"median_ms": _digits(timing.median_ms), "quantiles": [_digits(q) for q in timing.quantiles]},
+            **{"method": timing.method, "launches": timing.launches, "noisy": timing.noisy},
+            **{"gflops": _digits(row.gflops), "gbs": _digits(row.gbs)},
+            **{"floor_ms": _digits(self.floor_ms(shape)), "share_of_floor": _digits(self.share(row))},
+            **{f"vs_{name}": _digits(row.versus(name)) for name in libraries},
+            **{name: _plain_library(row.libraries.get(name)) for name in libraries},
+            "verification": {"error": _digits(verdict.error), "bound": _digits(verdict.bound)},
+        }
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the values that are there; None when none is."""
+    logarithms = [math.log(value) for value in values if value is not None]
+    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def bench(
+    shapes: Sequence[Shape],
+    *,
+    ordinal: int = 0,
+    cold: bool = False,
+    method: Method = "graph",
+    seed: int | None = None,
+    root: Path | None = None,
+    tell: Callable[[Row], None] = lambda row: None,
+    service: str = "autotune.measure.bench_service:serve",
+) -> Report:
+    """Time the stored winner of every shape against cuBLAS and the fastest algorithm of cuBLASLt, in FP32.
+
+    Winners on tensor cores also meet cuBLAS in TF32, which is as inexact as TF32.
+
+    All of a shape run on the same operands, are checked in full against float64 with the shape's scalars over
+    a poisoned C, then timed in turns; medians. Kernels run in a child process: one that crashes, hangs or is
+    wrong fails its own shape only. Nothing is tuned.
+
+    Args:
+        shapes: What to time.
+        ordinal: CUDA ordinal of the GPU.
+        cold: Time with operands that are not in the L2 cache, all by graph replay.
+        method: How all are launched: one by one, or as CUDA graphs, so that no gap between launches counts.
+        seed: Of the operands; drawn anew when None.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        tell: Told of every shape when it is done.
+        service: What the child runs.
+
+    Raises:
+        DeviceError: No usable GPU.
+        ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
+    """
+    method = "graph" if cold else method
+    seed = secrets.randbits(48) if seed is None else seed
+    rows: list[Row] = []
+    tf32 = any(shape.problem.math != "ffma" for shape in shapes)
+    with BenchWorker(ordinal, service=service, tf32=tf32) as gpu:
+        facts = gpu.ready()
+        choices = [Choices(shape.problem, facts.device, root=root) for shape in shapes]
+        winners = [next(each.exact(), None) for each in choices]
+        binaries = _compiled(winners, facts.device.arch, root)
+        for index, (shape, winner) in enumerate(zip(shapes, winners, strict=True)):
+            if winner is None:
+                row = Row(shape, missing=choices[index].missing())
+            else:
+                row = _row(shape, winner, binaries[index], gpu, seed, cold, method)
+            rows.append(row)
+            tell(row)
+    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows))
+
+
+def _compiled(winners: Sequence[Choice | None], arch: str, root: Path | None) -> dict[int, Binary | Rejected]:
+    """Find the machine code that serves each problem, or compile it in children.
+
+    All of it before anything is timed: compilers would disturb the timing.
+    """
+    binaries: dict[Any, Binary | Rejected] = {}
+    key: Any
+    with CompilePool(default_workers(), COMPILE_TIMEOUT_S) as pool:
+        for index, winner in enumerate(winners):
+            if winner is None or winner.record is None:
+                continue
+            source = winner.source
+            for nvrtc in (winner.record.toolchain.nvrtc, None):
+                kept = cubins.load(source.text, source.entry, arch, nvrtc=nvrtc, root=root)
+                if kept is not None:
+                    binaries[index] = kept
+                    break
+            else:
+                pool.submit((index, source.text), source.text, source.entry, arch)
+        while pool.pending:
+            for key, binary in pool.collect(1.0):
+                index, text = key
+                binaries[index] = binary
+                if isinstance(binary, Binary):
+                    cubins.put(text, binary, arch, root=root)
+    return binaries
+
+
+def _row(
+    shape: Shape,
+    winner: Choice,
+    binary: Binary | Rejected,
+    gpu: BenchWorker,
+    seed: int,
+    cold: bool,
+    method: Method,
+) -> Row:
+    if isinstance(binary, Rejected):
+        return Row(shape, winner, failure=Failure(binary.kind, binary.why))
+    contest = Contest(
+        problem=shape.problem,
+        alpha=shape.alpha,
+        beta=shape.beta,
+        cubin=binary.cubin,
+        entry=binary.entry,
+        launch=winner.source.launch,
+        seed=seed,
+        cold=cold,
+        timeout_s=STEP_TIMEOUT_S + trial_limit(shape.problem),
+        libraries=libraries_for(shape.problem.math),
+        method=method,
+    )
+    try:
+        contested = gpu.run(contest)
+    except (DeviceError, ToolchainError) as error:
+        return Row(shape, winner, failure=Failure("device", str(error)))
+    kernel = contested.kernel
+    if isinstance(kernel, Rejected):
+        return Row(shape, winner, failure=Failure(kernel.kind, kernel.why), libraries=contested.libraries)
+    return Row(shape, winner, kernel, libraries=contested.libraries)
+
+
+def _plain_library(found: Baseline | Rejected | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    if isinstance(found, Rejected):
+        return {"kind": found.kind, "why": found.why}
+    return {
+        "median_ms": _digits(found.timing.median_ms),
+        "quantiles": [_digits(quantile) for quantile in found.timing.quantiles],
+        "kernel": found.kernel,
+        "algorithms": found.algorithms,
+        "error": _digits(found.error),
+    }
+
+
+def _digits(value: float | None) -> float | None:
+    """Keep six significant digits."""
+    return None if value is None else float(f"{value:.6g}")

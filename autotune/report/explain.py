@@ -1,0 +1,382 @@
+"""Turns a kernel into its account: what it loads, issues and occupies, what limits it, what relieves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autotune.code import sass
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.render import Source, render
+from autotune.errors import ConfigError, Rejected, ToolchainError
+from autotune.families import estimate
+from autotune.measure.proof import small_problem, workspace_of
+from autotune.model import account
+from autotune.model.occupancy import Occupancy, occupancy
+from autotune.simulator import run_ptx
+from autotune.space.space import Config, Space
+from autotune.values.device import Device
+from autotune.values.problem import Math, Problem
+
+if TYPE_CHECKING:
+    from autotune.records import Record
+
+LOST_TO_WAVES = 0.25  # share of the time, above which the last wave is what limits a kernel
+_GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
+_SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
+_SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
+_SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
+
+RELIEF = {  # bottleneck: (what it means, the change that would relieve it)
+    "issue": (
+        "instruction issue: FFMAs and what is issued beside them fill the schedulers",
+        "a larger thread tile (TM, TN) or wider copies issue fewer other instructions per FFMA",
+    ),
+    "tensor": (
+        "the tensor cores: each FP32 product is three of theirs",
+        "nothing but fewer blocks in the last wave, or less issued beside them",
+    ),
+    "shared": (
+        "shared memory: fragment reads and tile copies fill its pipe",
+        "a larger or squarer thread tile (TM, TN) reads fewer floats per FFMA",
+    ),
+    "fetch": (
+        "instruction fetch: the main loop does not fit the instruction cache",
+        "a smaller BK, fewer stages, or unroll_stages = 0 shorten the loop",
+    ),
+    "stall": (
+        "latency: the way to memory is longer than what the buffers cover",
+        "more buffers (stages) cover more of it, more warps hide it",
+    ),
+    "l2": ("L2 bandwidth: tiles are loaded too often", "a larger block tile (BM, BN) loads less per output"),
+    "dram": (
+        "memory bandwidth: the operands move once and that takes the time",
+        "nothing but fewer bytes: the kernel is at the roofline's slope",
+    ),
+    "waves": (
+        "wave quantisation: the last blocks leave most SMs idle",
+        "a block tile that divides C into a multiple of the SMs' blocks",
+    ),
+    "global": (
+        "global loads: every FFMA waits for operands that are not reused",
+        "stage tiles in shared memory, or give each thread more outputs",
+    ),
+}
+
+
+TENSOR_RELIEF = {  # the same, where it differs for a kernel on tensor cores
+    "issue": (
+        "instruction issue: operands are split, copied and read, and sums promoted, beside the tensor cores",
+        "a larger tile (BM, BN; WM, WN) splits and reads less for each product, a longer promote adds less",
+    ),
+    "shared": (
+        "shared memory: fragments, tile copies and what is split fill its pipe",
+        "a larger warp or block tile reads fewer floats for each product",
+    ),
+    "stall": (
+        "latency: the way to memory is longer than what the buffers cover, and warpgroups wait at barriers",
+        "more buffers (stages), a third for what is split (splits = 3), or a second block on an SM hide it",
+    ),
+}
+
+
+def relief(bottleneck: str, math: Math) -> tuple[str, str]:
+    """Say what a bottleneck means for kernels of a math, and what would relieve it."""
+    return {**RELIEF, **(TENSOR_RELIEF if math != "ffma" else {})}[bottleneck]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Memory accesses of a miniature launch, counted in the simulator: by kind of access.
+
+    Attributes:
+        requests: Warp instructions.
+        units: Sectors of 32 bytes (global memory), or wavefronts (shared memory).
+        conflicts: Wavefronts beyond those a conflict-free layout needs; 0 for global memory.
+    """
+
+    requests: int
+    units: int
+    conflicts: int = 0
+
+    @property
+    def per_request(self) -> float:
+        """Sectors or wavefronts of one request."""
+        return self.units / self.requests if self.requests else 0.0
+
+    @property
+    def conflict_factor(self) -> float:
+        """Wavefronts over those a conflict-free layout needs; 1 is free of conflicts."""
+        ideal = self.units - self.conflicts
+        return self.units / ideal if ideal else 1.0
+
+
+@dataclass(frozen=True)
+class Account:
+    """Everything that explains one kernel. Times in ms; rates per second; None where it cannot be known here.
+
+    Attributes:
+        title: What the kernel was called: a preset, a record or a config.
+        global_loads: Floats loaded from global memory per output.
+        shared_reads: Floats read from shared memory per output; None where it uses none.
+        tile_intensity: FLOP per byte of a block tile.
+        problem_intensity: FLOP per byte of the problem, operands moved once.
+        ridge: FLOP per byte above which the device computes rather than moves.
+        roofline_ms: Floor: no kernel of the problem's math is faster on this device.
+        loop: Instruction mix of the main loop, from the machine code.
+        traffic: "global ld", "global st", "shared ld", "shared st" and "copy" (cp.async) of the miniature.
+        miniature: The small problem that the traffic was counted on.
+        lines: Source line to its share of the miniature's counters.
+        waves: Blocks of the grid over those resident on the whole GPU.
+        wave_efficiency: Mean work of an SM over that of the busiest.
+        estimate_ms: Static estimate, an order and no claim; None for families it does not model.
+        estimate_parts: Its parts, ms.
+        median_ms: Measured, from the record.
+        bottleneck: Key of `RELIEF`, see `relief`.
+    """
+
+    title: str
+    problem: Problem
+    device: Device
+    source: Source
+    binary: Binary
+    global_loads: float
+    shared_reads: float | None
+    tile_intensity: float
+    problem_intensity: float
+    ridge: float
+    roofline_ms: float
+    occupancy: Occupancy
+    waves: float
+    wave_efficiency: float
+    loop: sass.Loop | None
+    traffic: Mapping[str, Traffic]
+    miniature: Problem
+    lines: Mapping[int, Mapping[str, int]]
+    miniature_source: Source
+    estimate_ms: float | None
+    estimate_parts: Mapping[str, float]
+    median_ms: float | None
+    vs_cublas: float | None
+    bottleneck: str
+
+    @property
+    def gflops(self) -> float | None:
+        """Measured rate."""
+        return None if self.median_ms is None else self.problem.flops / self.median_ms / 1e6
+
+    def plain(self) -> dict[str, Any]:
+        """Give the account as plain values for JSON."""
+        loop = self.loop
+        return {
+            "title": self.title,
+            "problem": asdict(self.problem),
+            "device": self.device.name,
+            "family": self.source.family,
+            "config": dict(self.source.config),
+            "global_loads_per_output": self.global_loads,
+            "shared_reads_per_output": self.shared_reads,
+            "tile_intensity": self.tile_intensity,
+            "problem_intensity": self.problem_intensity,
+            "ridge": self.ridge,
+            "roofline_ms": self.roofline_ms,
+            "registers": self.binary.registers,
+            "spill_bytes": self.binary.spill_bytes,
+            "shared_bytes": self.source.launch.shared_bytes + self.binary.shared_bytes,
+            "threads": math.prod(self.source.launch.block),
+            "blocks": math.prod(self.source.launch.grid),
+            "blocks_per_sm": {**self.occupancy.limits, "resident": self.occupancy.blocks},
+            "limited_by": list(self.occupancy.limited_by),
+            "occupancy": self.occupancy.fraction,
+            "waves": self.waves,
+            "wave_efficiency": self.wave_efficiency,
+            "main_loop": None
+            if loop is None
+            else {
+                "instructions": loop.instructions,
+                "code_bytes": loop.code_bytes,
+                "multiply": loop.multiply,
+                "multiply_share": loop.share(loop.multiply),
+                "lds_per_multiply": loop.ratio("LDS"),
+                "opcodes": dict(loop.opcodes),
+            },
+            "traffic": {
+                name: {
+                    **asdict(each),
+                    "per_request": each.per_request,
+                    "conflict_factor": each.conflict_factor,
+                }
+                for name, each in self.traffic.items()
+            },
+            "miniature": asdict(self.miniature),
+            "estimate_ms": self.estimate_ms,
+            "estimate_parts": dict(self.estimate_parts),
+            "median_ms": self.median_ms,
+            "gflops": self.gflops,
+            "vs_cublas": self.vs_cublas,
+            "bottleneck": self.bottleneck,
+            "because": relief(self.bottleneck, self.problem.math)[0],
+            "relief": relief(self.bottleneck, self.problem.math)[1],
+        }
+
+
+def explain(
+    space: Space,
+    config: Config,
+    problem: Problem,
+    device: Device,
+    *,
+    title: str = "",
+    record: Record | None = None,
+) -> Account:
+    """Make the account of one config.
+
+    Args:
+        space: Its family.
+        config: The choices.
+        problem: What it computes.
+        device: Where.
+        title: What to call it.
+        record: Gives the measured time, where it is of this config, problem and device.
+
+    Raises:
+        ConfigError: The config is not legal here, or does not compile.
+        DeviceError: The device's clock or bandwidth is unknown.
+        ToolchainError: NVRTC is missing or does not know the device.
+    """
+    source = render(space, config, problem, device)
+    binary = _compiled(source, device)
+    values = space.values(config, problem, device)
+    BM, BN = (int(values.get(name, 1)) for name in ("BM", "BN"))
+    TM, TN = _reading_tile(values)
+    shared = source.launch.shared_bytes + binary.shared_bytes
+    if not shared:
+        BM, BN = TM, TN  # threads share nothing but what the cache keeps
+    threads, blocks = math.prod(source.launch.block), math.prod(source.launch.grid)
+    held = occupancy(device, binary.registers, threads, shared)
+    if not held.blocks:
+        raise ConfigError(
+            f"config {config.id} cannot start on {device.name}: {', '.join(held.limited_by)} allow no block"
+        )
+    traffic, lines, miniature, miniature_source = _counted(space, config, problem, device)
+    try:
+        modelled = estimate.estimate(values, problem, device, binary.registers, binary.spill_bytes)
+    except ConfigError:
+        modelled = None
+    queue = -(-blocks // device.sm_count)
+    efficiency = blocks / (queue * device.sm_count)
+    measured = record if record is not None and record.timing is not None else None
+    return Account(
+        title=title or config.id,
+        problem=problem,
+        device=device,
+        source=source,
+        binary=binary,
+        global_loads=account.global_loads(problem.k, BM, BN),
+        shared_reads=account.shared_reads(problem.k, TM, TN) if shared else None,
+        tile_intensity=account.tile_intensity(BM, BN),
+        problem_intensity=account.problem_intensity(problem),
+        ridge=account.ridge(device, problem.math),
+        roofline_ms=account.roofline_ms(problem, device),
+        occupancy=held,
+        waves=held.waves(blocks),
+        wave_efficiency=efficiency,
+        loop=_loop(binary),
+        traffic=traffic,
+        miniature=miniature,
+        lines=lines,
+        miniature_source=miniature_source,
+        estimate_ms=None if modelled is None else modelled.ms,
+        estimate_parts={} if modelled is None else modelled.parts,
+        median_ms=measured.timing.median_ms if measured and measured.timing else None,
+        vs_cublas=measured.vs_cublas if measured else None,
+        bottleneck=_bottleneck(modelled, efficiency, shared, problem, device),
+    )
+
+
+def _reading_tile(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Give the outputs of those who read shared memory for themselves: a thread, a warp, or a warpgroup."""
+    if "warpgroups" in values:
+        return 64, int(values["columns"])
+    pairs = (("TM", "WM"), ("TN", "WN"))
+    TM, TN = (int(values.get(thread, values.get(warp, 1))) for thread, warp in pairs)
+    return TM, TN
+
+
+def differing(a: Account, b: Account) -> list[str]:
+    """Name the parameters in which two configs differ: "BM 64 | 128"."""
+    names = dict.fromkeys([*a.source.config, *b.source.config])
+    pairs = [(name, a.source.config.get(name, "-"), b.source.config.get(name, "-")) for name in names]
+    return [f"{name} {one} | {other}" for name, one, other in pairs if one != other]
+
+
+def _compiled(source: Source, device: Device, *options: str) -> Binary:
+    binary = compile_text(source.text, source.entry, device.arch, options)
+    if isinstance(binary, Rejected):
+        raise ConfigError(f"config {source.config.id} does not compile: {binary.why}")
+    return binary
+
+
+def _loop(binary: Binary) -> sass.Loop | None:
+    try:
+        return sass.main_loop(binary.cubin, binary.entry)
+    except ToolchainError:
+        return None
+
+
+def _counted(
+    space: Space, config: Config, problem: Problem, device: Device
+) -> tuple[dict[str, Traffic], Mapping[int, Mapping[str, int]], Problem, Source]:
+    """Run the same config on a miniature of the problem in the simulator, and count its memory accesses."""
+    miniature = small_problem(space, config, problem, device, tiles=1)
+    source = render(space, config, miniature, device)
+    binary = _compiled(source, device, "-lineinfo")
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape, np.float32) for shape in (miniature.a_shape, miniature.b_shape))
+    c = np.zeros(miniature.c_shape, np.float32)
+    report = run_ptx(
+        binary.ptx,
+        source.entry,
+        source.launch.grid,
+        source.launch.block,
+        (1.0, a, b, float(miniature.beta), c, *workspace_of(source)),
+        shared_bytes=source.launch.shared_bytes,
+        checks=True,
+        counters=True,
+    ).raise_if_faulty()
+    counters = report.counters
+    assert counters is not None, "they were asked for"
+    metrics = counters.metrics
+    loads, stores, copies = (
+        [metrics[_GLOBAL.format(unit, kind)] for unit in ("requests", "sectors")]
+        for kind in ("ld", "st", "ldgsts")
+    )
+    traffic = {
+        "global ld": Traffic(loads[0] - copies[0], loads[1] - copies[1]),  # copies count as loads too
+        "global st": Traffic(*stores),
+        "global copy": Traffic(*copies),
+    }
+    for kind, name in (("ld", "shared ld"), ("st", "shared st"), ("ldgsts", "shared copy")):
+        traffic[name] = Traffic(
+            metrics[_SHARED_REQUESTS.format(kind)],
+            metrics[_SHARED_WAVEFRONTS.format(kind)],
+            metrics[_SHARED_CONFLICTS.format(kind)],
+        )
+    return {name: each for name, each in traffic.items() if each.requests}, counters.lines, miniature, source
+
+
+def _bottleneck(
+    modelled: estimate.Estimate | None,
+    efficiency: float,
+    shared: int,
+    problem: Problem,
+    device: Device,
+) -> str:
+    if modelled is None:
+        memory_bound = account.problem_intensity(problem) < account.ridge(device, problem.math)
+        return "dram" if memory_bound else "shared" if shared else "global"
+    return "waves" if 1 - efficiency > LOST_TO_WAVES else modelled.bottleneck

@@ -1,0 +1,187 @@
+"""Turns choices of kernels into the text of CUDA files and headers, and into machine code with its launch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.code import cubins
+from autotune.code.compiler import stated_arch
+from autotune.code.render import environment
+from autotune.errors import RecordMissing, Rejected, ToolchainError
+from autotune.kernel.choices import Choice, Choices
+from autotune.measure.verify import error_bound
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+_HERE = Path(__file__).parent  # of the templates of files
+ALIGNMENT = 16  # bytes that every operand's address must be a multiple of: no access is wider
+STATUSES = (  # what a launch returns; what is positive is a cudaError_t
+    ("AUTOTUNE_OK", 0, "the kernel was launched"),
+    ("AUTOTUNE_NULL", -1, "A, B or C is a null pointer"),
+    ("AUTOTUNE_MISALIGNED", -2, f"A, B or C is not aligned to {ALIGNMENT} bytes"),
+    ("AUTOTUNE_BETA", -3, "beta is not 0, and this kernel never reads C: export the problem with beta 1"),
+    ("AUTOTUNE_WORKSPACE", -4, "the kernel needs a workspace, and it is a null pointer"),
+    ("AUTOTUNE_NO_KERNEL", -5, "no exported kernel computes this problem"),
+)
+
+
+@dataclass(frozen=True)
+class Export:
+    """A kernel to be exported.
+
+    Attributes:
+        choice: What it is, and where it comes from.
+        device: What it is for.
+    """
+
+    choice: Choice
+    device: Device
+
+    @property
+    def problem(self) -> Problem:
+        """What it computes."""
+        return self.choice.source.problem
+
+    @property
+    def name(self) -> str:
+        """Name of its launch function and of its files."""
+        problem = self.problem
+        words = ["autotune", "sgemm", problem.layout, *map(str, (problem.m, problem.n, problem.k))]
+        words += ["beta"] * problem.beta + [problem.math] * (problem.math != "ffma")
+        return "_".join(words)
+
+    @property
+    def arch(self) -> str:
+        """What it is compiled for, such as "sm_90"."""
+        return stated_arch(self.choice.source.text, self.device.arch)
+
+    @property
+    def nvcc_flags(self) -> str:
+        """What tells nvcc the architecture: of one like sm_90a no PTX, since nvcc would make it for sm_90."""
+        if self.arch.endswith("a"):
+            return f"-gencode arch={self.arch.replace('sm', 'compute')},code={self.arch}"
+        return f"-arch={self.arch}"
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel in the CUDA file."""
+        return f"{self.name}_kernel"
+
+    @property
+    def origin(self) -> str:
+        """Where its config comes from and how fast that was, in one line."""
+        record = self.choice.record
+        if record is None or record.timing is None:
+            return f"{self.choice.place}, not measured"
+        if self.choice.served != "exact":
+            return f"config of {self.choice.place}, not measured for this problem"
+        speed = f"{record.timing.median_ms:.4g} ms"
+        if record.vs_cublas is not None:
+            speed += f", {record.vs_cublas:.3f} x cuBLAS"
+        return f"{self.choice.place}: {speed}, {record.created[:10]}"
+
+
+def to_export(
+    problem: Problem, device: Device, *, substitute: bool = False, root: Path | None = None
+) -> Export:
+    """Choose the kernel to export for a problem.
+
+    Args:
+        problem: What is to be computed.
+        device: Where.
+        substitute: Take what `best_kernel` would where this very problem has no record.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+
+    Raises:
+        RecordMissing: There is no record, and nothing else may be taken; the message names the command.
+        UsageError: No kernel family computes the problem on the device.
+    """
+    choices = Choices(problem, device, root=root)
+    found = next(choices.all() if substitute else choices.exact(), None)
+    if found is None:
+        raise RecordMissing(
+            f"{choices.missing()}: run 'autotune tune {problem.cli_flags()}', or add --any for a kernel that "
+            "was not tuned for it"
+        )
+    return Export(found, device)
+
+
+def cuda_file(export: Export) -> str:
+    """Write the kernel with its launch function and, under AUTOTUNE_SELF_CHECK, a program that checks it.
+
+    The file stands alone, and any number of them link into one program.
+    """
+    return (
+        environment(_HERE)
+        .get_template("kernel.cu.jinja")
+        .render(
+            **_names([export]),
+            each=export,
+            text=_embedded(export),
+            bound=error_bound(export.problem.k, export.problem.math),
+        )
+    )
+
+
+def header_file(exports: Sequence[Export], name: str) -> str:
+    """Write the C header of several kernels, with a function that finds the one for a problem.
+
+    Args:
+        exports: The kernels.
+        name: Of the file, from which the include guard is made.
+    """
+    guard = re.sub(r"\W", "_", name).upper()
+    return (
+        environment(_HERE)
+        .get_template("kernels.h.jinja")
+        .render(**_names(exports), exports=exports, guard=guard)
+    )
+
+
+def cubin_files(export: Export, root: Path | None = None) -> tuple[bytes, str]:
+    """Give the machine code, and as JSON how it is launched.
+
+    Raises:
+        ToolchainError: It does not compile, or NVRTC is missing.
+    """
+    choice, source = export.choice, export.choice.source
+    nvrtc = None if choice.record is None else choice.record.toolchain.nvrtc
+    binary = cubins.load_or_compile(source.text, source.entry, export.device.arch, nvrtc=nvrtc, root=root)
+    if isinstance(binary, Rejected):
+        raise ToolchainError(f"the kernel of {export.problem} does not compile: {binary.why}")
+    arguments = ["float alpha", "const float* A", "const float* B", "float beta", "float* C"]
+    if source.launch.workspace_bytes:
+        arguments.append("float* workspace")
+    launch: dict[str, Any] = {
+        "entry": binary.entry,
+        "arch": binary.arch,
+        "grid": source.launch.grid,
+        "block": source.launch.block,
+        "shared_bytes": source.launch.shared_bytes,
+        "workspace_bytes": source.launch.workspace_bytes,
+        "arguments": arguments,
+        "alignment": ALIGNMENT,
+        "problem": vars(export.problem),
+        "config": dict(choice.config),
+        "nvrtc": binary.nvrtc,
+        "origin": export.origin,
+    }
+    return binary.cubin, json.dumps(launch, indent=2) + "\n"
+
+
+def _embedded(export: Export) -> str:
+    """Give the kernel its own name, so that files of one family link into one program."""
+    source = export.choice.source
+    start = source.text.index("__global__")
+    named = re.sub(rf"\b{re.escape(source.entry)}(?=\s*\()", export.kernel, source.text[start:], count=1)
+    return (source.text[:start] + named).rstrip("\n")
+
+
+def _names(exports: Sequence[Export]) -> dict[str, Any]:
+    return {"version": __version__, "statuses": STATUSES, "alignment": ALIGNMENT, "device": exports[0].device}

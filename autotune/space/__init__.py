@@ -1,0 +1,1 @@
+"""Search spaces: from a TOML file to the enumerated list of legal configs."""

@@ -1,0 +1,420 @@
+"""Turns a space file, a problem and a device into the enumerated list of legal configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import ConfigError, SpaceError
+from autotune.paths import data_dir
+from autotune.space.file import (
+    FACTS,
+    LIMITS,
+    Heading,
+    Rule,
+    SpaceFile,
+    Value,
+    check_choice,
+    read_heading,
+    read_space_file,
+)
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+ADAPTABLE = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
+    *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
+    *("unroll_stages", "fragment_pipeline", "min_blocks"),
+)
+_MOST_POINTS = 20_000_000  # about 1 GB while they are listed
+
+
+class Config(Mapping[str, Value]):
+    """One choice for every parameter of a space; immutable and hashable."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._items = tuple(values.items())
+
+    def __getitem__(self, name: str) -> Value:
+        for key, value in self._items:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Config({self.id})"
+
+    @property
+    def id(self) -> str:
+        """Readable name: each number behind its parameter, each word alone (BM128-BN256-...-cp_async)."""
+        return "-".join(f"{name}{value}" if isinstance(value, int) else value for name, value in self._items)
+
+
+class Removal(NamedTuple):
+    """How many raw points one rule removed, of those the rules before it had left."""
+
+    rule: Rule
+    points: int
+
+
+@dataclass(frozen=True, eq=False)
+class Legal:
+    """The points of a space that a search may visit, for one problem and device.
+
+    Attributes:
+        names: Parameter names in the order of the space file.
+        choices: All values of each parameter, in order.
+        ordinals: `[count, parameters]` int16, where each point's value stands among its parameter's choices.
+        raw: Points of the full cross product.
+        removals: What each rule removed; raw less all of them is the count.
+    """
+
+    names: tuple[str, ...]
+    choices: dict[str, tuple[Value, ...]]
+    ordinals: NDArray[np.int16]
+    raw: int
+    removals: tuple[Removal, ...]
+
+    def __len__(self) -> int:
+        return len(self.ordinals)
+
+    def config(self, index: int) -> Config:
+        """Return the point at this index."""
+        row = self.ordinals[index]
+        return Config({name: self.choices[name][row[i]] for i, name in enumerate(self.names)})
+
+    def index(self, config: Mapping[str, Value]) -> int | None:
+        """Find a config in the list; None when it is not in it."""
+        try:
+            row = [self.choices[name].index(config[name]) for name in self.names]
+        except (KeyError, ValueError):
+            return None
+        hits = np.flatnonzero((self.ordinals == np.array(row, np.int16)).all(axis=1))
+        return int(hits[0]) if len(hits) else None
+
+    def nearest(self, config: Mapping[str, Value]) -> int | None:
+        """Find the point that differs least from a config: in fewest parameters, then by fewest steps."""
+        return int(self.steps(config).argmin()) if len(self) else None
+
+    def steps(self, config: Mapping[str, Value]) -> NDArray[np.float64]:
+        """Say how far each point is from a config: 1 for a parameter that differs, up to 0.5 for its steps.
+
+        Returns:
+            `[count]`; a value that the space does not have counts for nothing.
+        """
+        steps = np.zeros(len(self))
+        for i, name in enumerate(self.names):
+            if config.get(name) in self.choices[name]:
+                away = np.abs(self.ordinals[:, i] - self.choices[name].index(config[name]))
+                steps += (away > 0) + 0.5 * away / max(1, len(self.choices[name]) - 1)
+        return steps
+
+
+class Space:
+    """A family's parameters, derived quantities, rules, launch geometry and presets.
+
+    Of a file whose heading was read, the other tables are parsed when something of them is first asked for.
+
+    Attributes:
+        family: Stem shared by the space file and its template.
+        path: The file that was read.
+        content_digest: SHA-256 of the file's text, over that of any file it extends.
+    """
+
+    def __init__(self, file: SpaceFile | Heading) -> None:
+        self._heading = file
+        self.family = file.family
+        self.path = file.path
+        self.content_digest = file.content_digest
+
+    @cached_property
+    def _file(self) -> SpaceFile:
+        return self._heading.whole() if isinstance(self._heading, Heading) else self._heading
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return self._file.summary
+
+    @property
+    def parameters(self) -> dict[str, tuple[Value, ...]]:
+        """Name to its values, in order."""
+        return self._file.parameters
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Name of a parameter or derived quantity to its one-line meaning."""
+        return self._file.meanings
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Constraints, then search rules."""
+        return self._file.rules
+
+    @cached_property
+    def presets(self) -> dict[str, Config]:
+        """Name to config; a search starts from them."""
+        return {name: Config(choice) for name, choice in self._file.presets.items()}
+
+    @cached_property
+    def ladder(self) -> dict[str, Config]:
+        """Name to config of the ladder's steps; no search looks at them."""
+        return {name: Config(choice) for name, choice in self._file.ladder.items()}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what the file says of a search, over any file it extends."""
+        return self._file.digest
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Space:
+        """Read a built-in space by family name, or a file by path.
+
+        A file with ``extends = "sgemm"``, or another file beside it, states only what differs: new values for
+        a parameter (``BM = [64, 128]``), further rules and presets, and ``name = false`` for one to drop.
+        Values that only the extended file lists are not searched, but rules, presets and configs may still
+        name them.
+
+        Raises:
+            SpaceError: The file is missing, malformed, or names what the space does not have.
+        """
+        return cls(read_space_file(name_or_path))
+
+    def enumerate(self, problem: Problem, device: Device) -> Legal:
+        """List every point that all rules allow; each rule drops points as soon as its parameters are chosen.
+
+        Raises:
+            SpaceError: No point is legal, or too many would have to be looked at.
+        """
+        facts = _facts(self._file.codes, problem, device)
+        raw = remaining = math.prod(map(len, self.parameters.values()))
+        removed = dict.fromkeys(self.rules, 0)
+        ordinals: dict[str, NDArray[np.int16]] = {}
+        count = 1
+        for depth, (name, values) in enumerate(self.parameters.items()):
+            remaining //= len(values)
+            if count * len(values) > _MOST_POINTS:
+                raise SpaceError(
+                    f"{self.path.name}: {count * len(values)} points are left when {name} is chosen; "
+                    f"{_MOST_POINTS} can be listed: give fewer values, or a rule on earlier parameters"
+                )
+            ordinals = {key: np.repeat(column, len(values)) for key, column in ordinals.items()}
+            ordinals[name] = np.tile(np.arange(len(values), dtype=np.int16), count)
+            count *= len(values)
+            columns = _Columns(self._file, facts, ordinals)
+            for rule in (rule for rule in self.rules if self._decided_at(rule) == depth):
+                keep = np.broadcast_to(np.asarray(rule.expression(columns), bool), (count,))
+                left = int(np.count_nonzero(keep))
+                if left < count:
+                    removed[rule] = (count - left) * remaining
+                    ordinals = {key: column[keep] for key, column in ordinals.items()}
+                    columns = _Columns(self._file, facts, ordinals)
+                    count = left
+                if not count:
+                    raise SpaceError(
+                        f"{self.path.name}: no config is legal for {problem} on {device.name}; the last were "
+                        f"removed by {rule.name}, {rule.expression.text} ({rule.reason}): widen [parameters]"
+                    )
+        return Legal(
+            names=tuple(self.parameters),
+            choices=dict(self.parameters),
+            ordinals=np.stack([ordinals[name] for name in self.parameters], axis=1),
+            raw=raw,
+            removals=tuple(Removal(rule, points) for rule, points in removed.items()),
+        )
+
+    def starts(self, legal: Legal) -> list[int]:
+        """Give where a search starts: for each preset the legal point nearest to it."""
+        near = (legal.nearest(preset) for preset in self.presets.values())
+        return list(dict.fromkeys(index for index in near if index is not None))
+
+    def config(self, values: Mapping[str, Value]) -> Config:
+        """Make a config of this space: all parameters named, in the space's order.
+
+        Raises:
+            ConfigError: A parameter is missing or unknown, or has a value that the space does not know.
+        """
+        why = check_choice(self._file.known, values, self.family)
+        if why is not None:
+            raise ConfigError(why)
+        return Config({name: values[name] for name in self.parameters})
+
+    def violations(self, config: Config, problem: Problem, device: Device) -> list[str]:
+        """Say which constraints a config breaks, each with its numbers; empty when it is legal."""
+        numbers = self._numbers(config, problem, device)
+        values = self.values(config, problem, device)
+        broken = []
+        for rule in self.rules:
+            if not rule.narrows and not rule.expression(numbers):
+                facts = ", ".join(f"{name} = {values[name]}" for name in sorted(rule.expression.names))
+                broken.append(f"{rule.name}: needs {rule.expression.text} but {facts} ({rule.reason})")
+        return broken
+
+    def require_legal(self, config: Config, problem: Problem, device: Device) -> None:
+        """Raise `ConfigError` naming every broken constraint, if any is."""
+        broken = self.violations(config, problem, device)
+        if broken:
+            raise ConfigError(f"config {config.id} is not legal on {device.name}: " + "; ".join(broken))
+
+    def fitted(
+        self, config: Config, problem: Problem, device: Device, free: Collection[str] = ADAPTABLE
+    ) -> Config:
+        """Return the config itself if it is legal, else the nearest legal one that differs in ``free`` only.
+
+        Args:
+            config: Of this space.
+            problem: What it shall compute.
+            device: Where.
+            free: Parameters that may change; those that the space does not have are ignored.
+
+        Raises:
+            SpaceError: No such config is legal.
+        """
+        if not self.violations(config, problem, device):
+            return config
+        choices = {name: self._file.known[name] if name in free else (config[name],) for name in config}
+        constraints = tuple(rule for rule in self.rules if not rule.narrows)
+        legal = Space(replace(self._file, parameters=choices, rules=constraints)).enumerate(problem, device)
+        nearest = legal.nearest(config)
+        assert nearest is not None, "an empty list is an error"
+        return legal.config(nearest)
+
+    def values(self, config: Config, problem: Problem, device: Device) -> dict[str, Value]:
+        """Give the value of every name that an expression or template may use."""
+        words = list(self._file.codes)
+        return {
+            name: words[number] if name in self._file.words else int(number)
+            for name, number in self._numbers(config, problem, device).items()
+        }
+
+    def columns(self, legal: Legal, problem: Problem, device: Device) -> dict[str, NDArray[Any]]:
+        """Give what `values` does for every point of the list at once.
+
+        Args:
+            legal: From `enumerate` for the same problem and device.
+            problem: What is computed.
+            device: Where.
+
+        Returns:
+            Each parameter and derived quantity to its column `[count]`: int64, or text where it is a word.
+        """
+        ordinals = {name: legal.ordinals[:, i] for i, name in enumerate(legal.names)}
+        numbers = _Columns(self._file, _facts(self._file.codes, problem, device), ordinals)
+        words = np.array(list(self._file.codes))
+        columns: dict[str, NDArray[Any]] = {}
+        for name in (*legal.names, *self._file.derived):
+            column = np.broadcast_to(np.asarray(numbers[name], np.int64), (len(legal),))
+            columns[name] = words[column] if name in self._file.words else column
+        return columns
+
+    def launch(self, config: Config, problem: Problem, device: Device) -> tuple[int, int, int, int]:
+        """Return blocks of the grid, threads of a block, bytes of dynamic shared memory and of workspace."""
+        numbers = self._numbers(config, problem, device)
+        grid, block, shared = (int(part(numbers)) for part in self._file.launch)
+        needed = self._file.workspace_bytes
+        return grid, block, shared, 0 if needed is None else int(needed(numbers))
+
+    @property
+    def math(self) -> str | None:
+        """What a family that searches look at computes; None of one that they do not look at unless told."""
+        return self._file.serves
+
+    def serves(self, problem: Problem, device: Device) -> bool:
+        """Tell whether a search for the problem looks at this family unless told otherwise."""
+        if self._heading.serves != problem.math:
+            return False
+        when = self._heading.serves_when
+        return when is None or bool(when(_facts(self._heading.codes, problem, device)))
+
+    def block_y(self, config: Config, problem: Problem, device: Device) -> int:
+        """Return the rows into which the threads of a block are arranged."""
+        rows = self._file.block_y
+        return 1 if rows is None else int(rows(self._numbers(config, problem, device)))
+
+    def _numbers(self, config: Config, problem: Problem, device: Device) -> dict[str, Any]:
+        """Give the integer of every name; words as their codes."""
+        codes = self._file.codes
+        numbers: dict[str, Any] = {
+            **{name: codes[value] if isinstance(value, str) else value for name, value in config.items()},
+            **_facts(codes, problem, device),
+        }
+        for name, expression in self._file.derived.items():
+            numbers[name] = expression(numbers)
+        return numbers
+
+    @cached_property
+    def _depth(self) -> dict[str, int]:
+        """Name to the position of the parameter that decides it last; 0 for problem and device."""
+        depth = dict.fromkeys([*FACTS, *LIMITS], 0)
+        depth |= {name: i for i, name in enumerate(self.parameters)}
+        for name, expression in self._file.derived.items():
+            depth[name] = max((depth[used] for used in expression.names), default=0)
+        return depth
+
+    def _decided_at(self, rule: Rule) -> int:
+        return max((self._depth[name] for name in rule.expression.names), default=0)
+
+
+def _facts(codes: Mapping[str, int], problem: Problem, device: Device) -> dict[str, int]:
+    """Give the integer of every fact of a problem and limit of a device; words as their codes."""
+    words = {"math": problem.math, "layout_a": problem.layout[0], "layout_b": problem.layout[1]}
+    numbers = {name: int(getattr(problem, name)) for name in FACTS if name not in words}
+    limits = {name: int(getattr(device, name)) for name in LIMITS}
+    return {**numbers, **{name: codes[word] for name, word in words.items()}, **limits}
+
+
+class _Columns(dict[str, Any]):
+    """Names to columns of integers, made when an expression asks for them."""
+
+    def __init__(
+        self, file: SpaceFile, facts: Mapping[str, int], ordinals: Mapping[str, NDArray[np.int16]]
+    ) -> None:
+        super().__init__(facts)
+        self._file = file
+        self._ordinals = ordinals
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._file.derived:
+            self[name] = self._file.derived[name](self)
+        else:
+            values = self._file.parameters[name]
+            codes = [self._file.codes[value] if isinstance(value, str) else value for value in values]
+            self[name] = np.array(codes, np.int64)[self._ordinals[name]]
+        return self[name]
+
+
+def families(problem: Problem, device: Device) -> list[Space]:
+    """Load the built-in spaces that serve a problem on a device, in the order of their names."""
+    files = sorted(data_dir("search_spaces").glob("*.toml"))
+    return [space for space in map(_built_in, files) if space.serves(problem, device)]
+
+
+@cache
+def _built_in(path: Path) -> Space:
+    return Space(read_heading(path))
+
+
+def adaptation(wanted: Config, fitted: Config) -> str:
+    """Say which parameters `Space.fitted` changed; "" for none."""
+    changes = [f"{name} = {fitted[name]}" for name in fitted if fitted[name] != wanted[name]]
+    return f"adapted to the problem: {', '.join(changes)}" if changes else ""

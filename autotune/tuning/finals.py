@@ -1,0 +1,155 @@
+"""Turns the fastest candidates of a search into its winner: checked in full, timed in turns, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune import records
+from autotune.errors import Rejected, TuningError
+from autotune.measure.timing import tied
+from autotune.measure.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
+from autotune.records import compose
+from autotune.records.trials import TrialLog
+from autotune.search.candidates import Candidates
+from autotune.tuning.pipeline import Pipeline, trial_limit
+from autotune.tuning.progress import Built, Progress, Trial
+
+TIMEOUT_S = 30.0
+FINALISTS = 8
+MORE = 4  # times as many follow, where all before failed their full check
+GIVEN_UP = 1.005  # what the choice among finalists that cannot be told apart may cost
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What came out of the finals.
+
+    Attributes:
+        candidates: That the numbers are of.
+        finals: As the worker reports them, by number.
+        built: Finalists by number.
+        order: Those that passed, the winner first, then by time.
+        facts: Of the GPU.
+    """
+
+    candidates: Candidates
+    finals: Finals
+    built: Mapping[int, Built]
+    order: list[int]
+    facts: GpuFacts
+
+    @property
+    def winner(self) -> int:
+        """The number of the winner."""
+        return self.order[0]
+
+    def passed(self, number: int) -> MeasuredTrial:
+        """Return the measurement of one that passed."""
+        outcome = self.finals.outcomes[number]
+        assert isinstance(outcome, MeasuredTrial)
+        return outcome
+
+    def record(self, number: int, search: records.Search) -> records.Record:
+        """Make the record of one that passed, with the others of its family."""
+        family, built = self.candidates.family(number), self.built[number]
+        own = [each for each in self.order if self.candidates.family(each) is family and each != number]
+        passed = [(self.built[each].source, self.passed(each)) for each in (number, *own)]
+        return compose.measured(
+            built.source, built.binary, self.passed(number), self.finals, self.facts, passed, search
+        )
+
+
+def hold(
+    pipeline: Pipeline,
+    candidates: Candidates,
+    defended: Collection[int],
+    gpu: GpuWorker,
+    logs: Sequence[TrialLog],
+    progress: Progress,
+) -> Standing:
+    """Check the finalists in full and time them in turns; if none passes, those behind them.
+
+    Args:
+        pipeline: After its run.
+        candidates: Of all families.
+        defended: Numbers of stored winners, which are finalists however slow.
+        gpu: Where.
+        logs: One for each family.
+        progress: Of the run.
+
+    Raises:
+        TuningError: Nothing was measured, or nothing passed.
+    """
+    failed: list[str] = []
+    for chosen in finalists(pipeline, defended, progress):
+        built: dict[int, Built] = {}
+        for number, each in pipeline.build(chosen).items():
+            if each.code not in {other.code for other in built.values()}:
+                built[number] = each
+        if not built:
+            continue
+        entries = [(number, each.binary, each.source.launch) for number, each in built.items()]
+        finals = gpu.finals(entries, TIMEOUT_S + trial_limit(candidates.problem))
+        for number, outcome in finals.outcomes.items():
+            log = logs[candidates.place(number)[0]]
+            trial = Trial.of(built[number].source, built[number].binary, outcome)
+            log.append(trial.line() | ({"event": "final"} if isinstance(outcome, MeasuredTrial) else {}))
+            if isinstance(outcome, Rejected):
+                failed.append(f"{trial.config.id}: {outcome.kind}, {outcome.why}")
+        order = ranked(finals, built, defended)
+        if order:
+            return Standing(candidates, finals, built, order, gpu.ready())
+    raise TuningError(f"no finalist passed the full verification: {'; '.join(failed)}")
+
+
+def finalists(pipeline: Pipeline, defended: Collection[int], progress: Progress) -> Iterator[list[int]]:
+    """Yield the fastest of distinct code with the stored winners, then, on request, those behind them.
+
+    Raises:
+        TuningError: Nothing was measured.
+    """
+    order, trials = pipeline.fastest(), pipeline.trials
+    if not order:
+        raise TuningError(progress.nothing_usable())
+    first = order[:FINALISTS]
+    codes = {trials[number].code for number in first}
+    first += [
+        number
+        for number in defended
+        if number in trials and trials[number].median_ms is not None and trials[number].code not in codes
+    ]
+    yield first
+    rest = [number for number in order if number not in first]
+    for begin in range(0, min(len(rest), MORE * FINALISTS), FINALISTS):
+        yield rest[begin : begin + FINALISTS]
+
+
+def ranked(finals: Finals, built: Mapping[int, Built], defended: Collection[int]) -> list[int]:
+    """Order those that passed: by time, but the winner is chosen among those within 0.5 % of the fastest.
+
+    Of them a stored winner comes first, so that a repeated search keeps it; then the one with the fewest
+    registers, the least shared memory, and the first id in the alphabet.
+    """
+    passed = {
+        number: outcome.timing
+        for number, outcome in finals.outcomes.items()
+        if isinstance(outcome, MeasuredTrial)
+    }
+    order = sorted(passed, key=lambda number: passed[number].median_ms)
+    if not order:
+        return []
+    best = passed[order[0]]
+
+    def preference(number: int) -> tuple[bool, int, int, str]:
+        source, binary = built[number].source, built[number].binary
+        shared = binary.shared_bytes + source.launch.shared_bytes
+        return number not in defended, binary.registers, shared, source.config.id
+
+    alike = [
+        number
+        for number in order
+        if passed[number].median_ms <= GIVEN_UP * best.median_ms and tied(passed[number], best)
+    ]
+    winner = min(alike, key=preference)
+    return [winner, *(number for number in order if number != winner)]

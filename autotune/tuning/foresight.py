@@ -1,0 +1,294 @@
+"""Turns a problem into the kernel that should be fastest on a GPU that is not here: estimated, not measured.
+
+Every legal config gets a static estimate; the most promising are compiled for the GPU, and estimated anew
+with their real registers and spills; the best of them are executed in the simulator. No time is known in the
+end, only an order: `autotune.tuning.tuner` measures. Families that the model does not know are left out;
+where it knows none, presets come first and their order is the estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import zip_longest
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune import records
+from autotune.code.compiler import Binary, CompilePool, default_workers
+from autotune.code.render import Launch
+from autotune.errors import ConfigError, Rejected, TuningError
+from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
+from autotune.measure.proof import prove
+from autotune.measure.verify import Verdict
+from autotune.records import compose
+from autotune.records.trials import Run, TrialLog, trials_path
+from autotune.search import require_seed
+from autotune.search.candidates import Candidates
+from autotune.space.space import Legal, Space, families
+from autotune.tuning.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header
+from autotune.tuning.progress import Budget, Built, Note, Outcome, Progress, Watcher
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+BUDGET = "45s"
+STRATEGY = "estimate"
+ATTEMPTS = 5  # candidates that are simulated at most ...
+PROOFS = 3  # ... until so many proved right
+
+
+def foresee(
+    problem: Problem,
+    device: Device,
+    *,
+    space: Space | None = None,
+    budget: Budget | str = BUDGET,
+    seed: int = 0,
+    workers: int | None = None,
+    root: Path | None = None,
+    watch: Watcher = lambda progress: None,
+    began: float | None = None,
+) -> records.Record:
+    """Choose a kernel by estimate, prove it right in the simulator, and store it as estimated.
+
+    Args:
+        problem: What to compute.
+        device: The GPU to choose for; none is used.
+        space: Where to choose; every built-in family that serves the problem when not given.
+        budget: Of the compiling, a `Budget` or its text; the simulator takes some ten seconds more.
+        seed: Breaks ties of the estimate, and draws the operands of the proof.
+        workers: Compiling processes; one for each core when not given.
+        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        watch: Told of every step.
+        began: When the command began (`time.monotonic`), for the log; now when not given.
+
+    Returns:
+        The record, as stored; it holds no time.
+
+    Raises:
+        UsageError: The budget or space is wrong, or leaves no legal config.
+        ToolchainError: NVRTC is missing or does not know the device.
+        RecordError: The folder of records cannot be written.
+        UnsupportedPTX: The simulator does not know an instruction of the kernel.
+        TuningError: Not one candidate was usable.
+    """
+    budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
+    require_seed(seed)
+    records.check_writable(root)
+    spaces = families(problem, device) if space is None else [space]
+    for each in spaces:
+        trial_header(each, problem, device)  # without NVRTC there is nothing to begin
+    candidates = Candidates(spaces, problem, device)
+    unknown = [family.name for family in candidates.families if not _estimates(family.space, candidates)]
+    if unknown and len(unknown) < len(candidates.families):
+        candidates = Candidates([each for each in spaces if each.family not in unknown], problem, device)
+    progress = Progress(problem, budget, device, len(candidates))
+    progress.began = progress.began if began is None else began
+    progress.stage = "compiling in the order of the estimate"
+    if unknown:
+        order_is = (
+            "left out" if unknown[0] not in {f.name for f in candidates.families} else "its presets first"
+        )
+        progress.notes.append(f"the model does not know {', '.join(unknown)}: {order_is}")
+    first = [*_stored(candidates, root)]
+    presets = (family.numbers(family.space.starts(family.legal)) for family in candidates.families)
+    first += [number for turn in zip_longest(*presets) for number in turn if number is not None]
+    run = Run(progress.began)
+    watch(progress)
+    with ExitStack() as opened:
+        logs = []
+        for family in candidates.families:
+            path = records.record_path(device, family.name, problem, root=root, estimated=True)
+            header = trial_header(family.space, problem, device)
+            logs.append(opened.enter_context(TrialLog(trials_path(path), header, run)))
+        pool = opened.enter_context(CompilePool(workers or default_workers(spare=0), COMPILE_TIMEOUT_S))
+        pool.warm()
+        queue, model = _Queue([*first, *_ordered(candidates, seed)]), _Model(candidates)
+        pipeline = Pipeline(candidates, queue, pool, [model], logs, progress, watch)
+        for log in logs:
+            log.event("begin", strategy=STRATEGY, seed=seed, budget=str(budget))
+        progress.end("start")
+        pipeline.run()
+        progress.end("search")
+        progress.stage = "proving the best in the simulator"
+        watch(progress)
+        built, verdict = _proven(pipeline, candidates, seed, logs, progress, watch)
+    progress.end("finals")
+    record = compose.estimated(built.source, built.binary, device, verdict, progress.searched(STRATEGY, seed))
+    records.write(record, root=root)
+    progress.stage = "done"
+    watch(progress)
+    return record
+
+
+def _estimates(space: Space, candidates: Candidates) -> bool:
+    """Tell whether the model knows a family."""
+    family = next(each for each in candidates.families if each.space is space)
+    values = space.values(family.legal.config(0), candidates.problem, candidates.device)
+    return knows(values)
+
+
+def _stored(candidates: Candidates, root: Path | None) -> list[int]:
+    """Number the winners of earlier searches, measured or estimated."""
+    numbers: list[int] = []
+    for family in candidates.families:
+        for estimated in (False, True):
+            record = records.find(
+                candidates.device, family.name, candidates.problem, root=root, estimated=estimated
+            )
+            numbers += family.numbers([None if record is None else family.legal.index(record.config)])
+    return numbers
+
+
+def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: int = 0) -> list[int]:
+    """List all legal points, most promising first by the estimate that needs no compiling.
+
+    The model is blind to some parameters, so many points tie. Of each such set only the point nearest to a
+    preset comes in the first round, chance deciding between several; then one more of each, and so on.
+
+    Raises:
+        ConfigError: The model needs a name that the family lacks.
+    """
+    points, _, _ = _ranked(space, legal, problem, device, seed)
+    return [int(point) for point in points]
+
+
+def _ranked(
+    space: Space, legal: Legal, problem: Problem, device: Device, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+    """Order a legal list as `order` says; of each point its round and its estimate too."""
+    cost = estimate_columns(space.columns(legal, problem, device), problem, device).astype(np.float32)
+    best_first = np.lexsort((_chance(legal, seed), _steps(space, legal), cost))
+    ranked = cost[best_first]
+    begins = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # of each set of ties
+    turn = np.arange(len(legal)) - np.repeat(begins, np.diff(np.append(begins, len(legal))))
+    rounds = np.argsort(turn, kind="stable")
+    return best_first[rounds], turn[rounds], ranked[rounds]
+
+
+def _ordered(candidates: Candidates, seed: int) -> Iterator[int]:
+    """List the candidates of all families in one order; without estimates, those near a preset first."""
+    numbers, turns, costs = [], [], []
+    for family in candidates.families:
+        space, legal = family.space, family.legal
+        if _estimates(space, candidates):
+            points, turn, cost = _ranked(space, legal, candidates.problem, candidates.device, seed)
+        else:
+            points = np.lexsort((_chance(legal, seed), _steps(space, legal)))
+            turn, cost = np.zeros(len(legal), np.intp), np.zeros(len(legal), np.float32)
+        numbers.append(family.begin + points)
+        turns.append(turn)
+        costs.append(cost)
+    order_ = np.lexsort((np.concatenate(costs), np.concatenate(turns)))
+    return (int(number) for number in np.concatenate(numbers)[order_])
+
+
+def _steps(space: Space, legal: Legal) -> NDArray[np.float64]:
+    """Say how far each point is from the nearest preset."""
+    steps: NDArray[np.float64] = np.min(
+        [legal.steps(preset) for preset in space.presets.values()] or [np.zeros(len(legal))], axis=0
+    )
+    return steps
+
+
+def _chance(legal: Legal, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(len(legal))
+
+
+class _Queue:
+    """Proposes points in a given order."""
+
+    def __init__(self, points: Iterable[int]) -> None:
+        self.asked = 0
+        self._points = iter(dict.fromkeys(points))
+
+    def ask(self) -> int | None:
+        point = next(self._points, None)
+        self.asked += point is not None
+        return point
+
+    def take(self, index: int) -> None:
+        return
+
+    def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
+        return
+
+
+class _Model:
+    """Stands where a pipeline has its GPUs, and gives a binary its estimate at once."""
+
+    waitables: tuple[Connection, ...] = ()
+    next_deadline = None
+
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+        self._known = {family.name: _estimates(family.space, candidates) for family in candidates.families}
+        self._finished: list[tuple[int, Outcome]] = []
+        self._submitted = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._finished)
+
+    def submit(
+        self, key: int, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float, note: Note
+    ) -> None:
+        self._submitted += 1
+        problem, device = self._candidates.problem, self._candidates.device
+        space = self._candidates.family(key).space
+        values = space.values(self._candidates.config(key), problem, device)
+        outcome: Outcome
+        try:
+            if self._known[space.family]:
+                outcome = estimate(values, problem, device, binary.registers, binary.spill_bytes)
+            else:  # the order itself
+                outcome = Estimate(float(self._submitted), binary.registers, binary.spill_bytes, {})
+        except ConfigError as error:  # not one block fits on an SM
+            outcome = Rejected("constraint", str(error))
+        note.ended(outcome)
+        self._finished.append((key, outcome))
+
+    def collect(self) -> list[tuple[int, Outcome]]:
+        finished, self._finished = self._finished, []
+        return finished
+
+
+def _proven(
+    pipeline: Pipeline,
+    candidates: Candidates,
+    seed: int,
+    logs: Sequence[TrialLog],
+    progress: Progress,
+    watch: Watcher,
+) -> tuple[Built, Verdict]:
+    """Simulate the best estimates of distinct machine code; return the best that proved right.
+
+    Raises:
+        TuningError: There is none.
+    """
+    proven: list[tuple[int, Built, Verdict]] = []
+    attempts = pipeline.build(pipeline.fastest()[:ATTEMPTS])
+    for number, built in attempts.items():
+        log, space = logs[candidates.place(number)[0]], candidates.family(number).space
+        trial, config = pipeline.trials[number], built.source.config
+        verdict = prove(space, config, progress.problem, candidates.device, seed)
+        if isinstance(verdict, Verdict):
+            proven.append((number, built, verdict))
+            log.append(trial.line() | {"outcome": "proven", "error": verdict.error, "inputs": verdict.inputs})
+        else:
+            progress.outcomes["estimated"] -= 1
+            rejected = replace(trial, outcome=verdict)
+            progress.count(rejected)
+            log.append(rejected.line())
+        progress.best = pipeline.trials[proven[0][0]] if proven else None
+        watch(progress)
+        if len(proven) == PROOFS:
+            break
+    if not proven:
+        raise TuningError(progress.nothing_usable())
+    _, best, verdict = proven[0]
+    return best, verdict

@@ -1,0 +1,113 @@
+"""Turns what earlier runs left, their logs and records, into where a search begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune import records
+from autotune.errors import Rejected
+from autotune.records.trials import Line, TrialLog, deaths
+from autotune.search.candidates import Candidates, config_of, points_of
+from autotune.space.space import Config
+from autotune.tuning.progress import Trial
+from autotune.tuning.transfer import warm_starts
+
+DEATHS = 2  # of a run, with a candidate on the GPU, that count as the candidate's fault
+WARM_STARTS = 16
+
+
+@dataclass(frozen=True)
+class Past:
+    """What earlier runs found.
+
+    Attributes:
+        trials: What became of candidates, by number.
+        lost: Of each family the points that were on a GPU when a run ended, without an outcome.
+    """
+
+    trials: Mapping[int, Trial]
+    lost: Sequence[list[int]]
+
+    @classmethod
+    def read(cls, candidates: Candidates, logs: Sequence[TrialLog], *, required: bool = False) -> Past:
+        """Read the logs; a candidate that two runs died with gets its outcome.
+
+        Args:
+            candidates: Of all families.
+            logs: One for each family.
+            required: A log that cannot be continued is an error.
+
+        Raises:
+            UsageError: That is so.
+        """
+        lines = [log.past(required=required) for log in logs]
+        died = deaths(lines)
+        trials: dict[int, Trial] = {}
+        lost: list[list[int]] = []
+        for family, log, own in zip(candidates.families, logs, lines, strict=True):
+            found: dict[Config, Trial | None] = {}
+            started: dict[Config, Line] = {}
+            for line in own:
+                config = config_of(line)
+                if config is None or line.get("event") == "final":
+                    continue
+                if "outcome" in line:
+                    found[config] = Trial.read(line, family.name, log.header.l2) or found.get(config)
+                elif line.get("event") == "started":
+                    started[config] = line
+                    found.setdefault(config)
+            for config, launch in started.items():
+                name, code = str(launch.get("id")), launch.get("code")
+                if found[config] is None and died[name] >= DEATHS:
+                    why = f"{died[name]} runs were killed or died while it was on the GPU"
+                    found[config] = guilty = Trial(name, family.name, config, Rejected("crash", why), code)
+                    log.append(guilty.line())
+            points = points_of(family.legal, list(found))
+            known = list(zip(points, found.values(), strict=True))
+            trials |= {family.begin + point: trial for point, trial in known if point is not None and trial}
+            lost.append([point for point, trial in known if point is not None and trial is None])
+        return cls(trials, lost)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Winners of earlier searches that are among the candidates.
+
+    Attributes:
+        points: Place of a family to the index of its winner.
+        records: Number of a winner to its record.
+    """
+
+    points: Mapping[int, int]
+    records: Mapping[int, records.Record]
+
+    @classmethod
+    def find(cls, candidates: Candidates, root: Path | None) -> Stored:
+        """Look for the record of each family."""
+        points: dict[int, int] = {}
+        found: dict[int, records.Record] = {}
+        for place, family in enumerate(candidates.families):
+            record = records.find(candidates.device, family.name, candidates.problem, root=root)
+            point = None if record is None else family.legal.index(record.config)
+            if record is not None and point is not None:
+                points[place] = point
+                found[family.begin + point] = record
+        return cls(points, found)
+
+
+def firsts(candidates: Candidates, stored: Stored, past: Past, root: Path | None) -> list[list[int]]:
+    """List for each family the points that its search begins with.
+
+    They are its stored winner, what earlier runs lost, what was fast at other sizes, and the presets.
+    """
+    found = []
+    for place, family in enumerate(candidates.families):
+        first = [stored.points[place]] if place in stored.points else []
+        first += past.lost[place]
+        first += warm_starts(
+            family.space, family.legal, candidates.problem, candidates.device, root, WARM_STARTS
+        )
+        found.append(first + family.space.starts(family.legal))
+    return found

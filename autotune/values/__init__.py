@@ -1,0 +1,1 @@
+"""Facts that are passed between all others: problems, devices, suites."""
