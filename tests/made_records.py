@@ -45,7 +45,7 @@ def made(
         "device": records.RecordedDevice.of(device),
         "family": space.family,
         "config": dict(chosen),
-        "launch": records.Launch(**vars(source.launch)),
+        "launch": source.launch,
         "code_digest": source.code_digest,
         "template_digest": source.template_digest,
         "space_digest": space.digest,

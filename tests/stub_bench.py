@@ -10,16 +10,14 @@ from pathlib import Path
 from autotune.errors import DeviceError, Rejected
 from autotune.measure.bench_worker import Baseline, BenchFacts, Contested
 from autotune.measure.service import received
-from autotune.measure.timing import Timing
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import MeasuredTrial
 from autotune.values.device import named_device
+from autotune.values.measurement import MeasuredTrial, Timing, Verdict
 
 HANG, CRASH, FAULT, WRONG, MEMORY, CUBLAS_CRASHES, LT_HANGS, SETUP_DIES = range(2, 10)
 
 
 def timing(median):
-    return Timing(median, (median, median, median), 25, 4, "warm", "back-to-back", False)
+    return Timing(median, (median, median, median), 25, 4, "warm", "back-to-back", None, False)
 
 
 def measured(median):

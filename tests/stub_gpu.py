@@ -11,10 +11,8 @@ from pathlib import Path
 
 from autotune.errors import DeviceError, Rejected
 from autotune.measure.service import attend, received
-from autotune.measure.timing import Timing
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import GpuFacts, MeasuredTrial
 from autotune.values.device import named_device
+from autotune.values.measurement import GpuFacts, MeasuredTrial, Timing, Verdict
 
 FACTS = GpuFacts(named_device("h200"), "580.95.05", 1 << 30, 2, "0000:04:00.0")
 
@@ -23,7 +21,7 @@ TOO_LARGE = 99_999  # rows that do not fit into the memory of `serve_hashed`
 
 
 def measured(median):
-    timing = Timing(median, (median, median, median), 7, 1, "warm", "back-to-back", False)
+    timing = Timing(median, (median, median, median), 7, 1, "warm", "back-to-back", None, False)
     return MeasuredTrial(timing, Verdict(True, 1e-7, 1e-6, "", "stub"))
 
 

@@ -10,8 +10,8 @@ from stub_gpu import FACTS, measured
 
 from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
-from autotune.measure.worker import Finals
 from autotune.tuning.audit import TOLERANCE, audit, staleness
+from autotune.values.measurement import Finals
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 64)

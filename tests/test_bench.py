@@ -16,7 +16,7 @@ from test_records import make_record
 
 from autotune import records
 from autotune.cli import bench as command
-from autotune.code.render import Launch, render
+from autotune.code.render import render
 from autotune.errors import DeviceError, Rejected, UsageError
 from autotune.kernel.choices import Choice
 from autotune.measure.bench_service import fastest, timed_beta
@@ -24,6 +24,7 @@ from autotune.measure.bench_worker import LIBRARIES, Baseline, BenchFacts, Bench
 from autotune.report.bench import Failure, Report, Row, bench, geometric_mean
 from autotune.space.space import Space
 from autotune.values.device import named_device
+from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 from autotune.values.suite import Shape
 
@@ -163,7 +164,7 @@ def winner(problem=SMALL):
     record = make_record(
         problem=problem,
         config=config,
-        launch=records.Launch(**vars(source.launch)),
+        launch=source.launch,
         code_digest=source.code_digest,
     )
     return Choice("exact", space, config, record, source)

@@ -15,8 +15,8 @@ from autotune.errors import DeviceError, Rejected
 from autotune.measure import bench_service, cublas, cuda
 from autotune.measure.bench_worker import LIBRARIES, Baseline
 from autotune.measure.cublas import CublasError
-from autotune.measure.worker import MeasuredTrial
 from autotune.values.device import named_device
+from autotune.values.measurement import MeasuredTrial
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(40, 30, 20, "nt", beta=1)

@@ -117,7 +117,7 @@ class Machine:
     def __init__(self, monkeypatch, outcome):
         import stub_gpu
 
-        from autotune.measure.worker import Finals
+        from autotune.values.measurement import Finals
 
         class Worker:
             def __init__(self, ordinal, problem, *, cold=False):

@@ -7,8 +7,9 @@ import pytest
 from host_gpu import HostGpu, NumpyKernels
 
 from autotune.errors import DeviceError, Rejected
-from autotune.measure.verify import Verdict, error_bound
+from autotune.measure.verify import error_bound
 from autotune.measure.verify_kernels import VerifyKernels, compile_kernels
+from autotune.values.measurement import Verdict
 from autotune.values.problem import LAYOUTS, Problem
 
 pytest.importorskip("cupy")

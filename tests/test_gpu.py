@@ -5,9 +5,9 @@ import time
 import pytest
 
 from autotune.code.compiler import Binary
-from autotune.code.render import Launch
 from autotune.errors import DeviceError, Rejected
-from autotune.measure.worker import GpuWorker, MeasuredTrial
+from autotune.measure.worker import GpuWorker
+from autotune.values.measurement import Launch, MeasuredTrial
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 64)

@@ -10,10 +10,7 @@ import pytest
 from tuning import PLAIN
 
 from autotune.code.compiler import CompilePool
-from autotune.code.render import Launch, render
-from autotune.measure.timing import Timing
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import MeasuredTrial
+from autotune.code.render import render
 from autotune.records.trials import TrialLog, read_log, read_trials
 from autotune.search import WAIT, Search
 from autotune.search.candidates import Candidates
@@ -29,6 +26,7 @@ from autotune.tuning.pipeline import (
 )
 from autotune.tuning.progress import Budget, Progress
 from autotune.values.device import named_device
+from autotune.values.measurement import Launch, MeasuredTrial, Timing, Verdict
 from autotune.values.problem import Problem
 
 H200 = named_device("h200")
@@ -73,7 +71,7 @@ class Judge:
     def submit(self, key, binary, launch, best_ms, timeout_s, note):
         self.launches.append(launch)
         ms = float(launch.block[0])
-        timing = Timing(ms, (ms, ms, ms), 1, 1, "warm", "back-to-back", False)
+        timing = Timing(ms, (ms, ms, ms), 1, 1, "warm", "back-to-back", None, False)
         trial = MeasuredTrial(timing, Verdict(True, 0.0, 1.0, "", "none"))
         note.started()
         note.ended(trial)

@@ -7,22 +7,20 @@ import pytest
 from tuning import PLAIN, PROBLEM
 
 from autotune.code.compiler import compile_text
-from autotune.code.render import Launch, render
+from autotune.code.render import render
 from autotune.errors import Rejected, UsageError
-from autotune.measure.timing import Timing
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import MeasuredTrial
 from autotune.records import typed
 from autotune.space.space import Space
 from autotune.tuning.progress import Budget, Built, Progress, Trial, trial_id
 from autotune.values.device import named_device
+from autotune.values.measurement import Launch, MeasuredTrial, Timing, Verdict
 
 H200 = named_device("h200")
 SPACE = Space.load(PLAIN)
 
 
 def measured(ms):
-    timing = Timing(ms, (0.9 * ms, ms, 1.1 * ms), 7, 3, "cold", "graph", True)
+    timing = Timing(ms, (0.9 * ms, ms, 1.1 * ms), 7, 3, "cold", "graph", None, True)
     return MeasuredTrial(timing, Verdict(True, 1e-7, 1e-6, "", "N(0,1)"), 0.025)
 
 

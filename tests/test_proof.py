@@ -7,10 +7,11 @@ import pytest
 
 from autotune.errors import Rejected, UsageError
 from autotune.measure.proof import miniatures, prove
-from autotune.measure.verify import Verdict, error_bound
+from autotune.measure.verify import error_bound
 from autotune.paths import data_dir
 from autotune.space.space import Config, Space
 from autotune.values.device import known_devices
+from autotune.values.measurement import Verdict
 from autotune.values.problem import Problem, Strided
 
 H200, T4 = known_devices()["h200"], known_devices()["t4"]

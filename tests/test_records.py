@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune import records
-from autotune.code import render
+from autotune.code.render import Source
 from autotune.errors import REJECTION_KINDS, RecordError
-from autotune.measure import timing
 from autotune.records.files import Record, RecordedDevice, from_json, to_json
 from autotune.records.schema import OUTCOMES
 from autotune.space.space import Config
@@ -185,13 +184,13 @@ def test_what_could_not_be_read_is_not_written(changes: dict[str, Any], tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_other_modules_measured_fits_field_by_field() -> None:
-    measured = timing.Timing(
+def test_clocks_and_workspaces_survive_the_file() -> None:
+    measured = records.Timing(
         median_ms=2.0, quantiles=(1.9, 2.0, 2.1), repeats=7, launches=4, l2="cold", method="back-to-back",
         noisy=False, clocks={"sm_mhz_min": 1980, "sm_mhz_max": 1980, "throttle": ("power cap",)},
     )  # fmt: skip
-    launch = render.Launch((512, 1, 1), (256, 1, 1), 49152)
-    record = make_record(timing=records.Timing(**vars(measured)), launch=records.Launch(**vars(launch)))
+    launch = records.Launch((512, 1, 1), (256, 1, 1), 49152)
+    record = make_record(timing=measured, launch=launch)
     assert from_json(to_json(record), "x").timing == record.timing
     assert from_json(to_json(record), "x").launch == record.launch
 
@@ -275,7 +274,7 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         (("timing", "median_ms"), 0, "$.timing.median_ms: expected more than 0, got 0"),
         (("timing", "l2"), "hot", "$.timing.l2: expected 'warm' or 'cold', got 'hot'"),
         (("timing", "quantiles"), [1, 2], "$.timing.quantiles: expected a list of 3, got one of 2"),
-        (("timing", "quantiles"), [3, 2, 1], "$.timing: quantiles must ascend, got 3, 2, 1"),
+        (("timing", "quantiles"), [3, 2, 1], "$: timing.quantiles must ascend, got 3, 2, 1"),
         (("finalists", 1, "tied"), 1, "$.finalists[1].tied: expected a bool, got an int, 1"),
         (("problem", "m"), 0, "$.problem: m = 0 is out of range: give 1 to 2147483647 (2^31 - 1)"),
         (("problem", "beta"), 2, "$.problem: beta = 2 is not a class"),
@@ -589,13 +588,13 @@ def test_set_aside(tmp_path: Path) -> None:
 # --- the match rule ---
 
 
-def rendered(code: str, launch: render.Launch) -> render.Source:
-    return render.Source("sgemm", Config({}), PROBLEM, "", "sgemm", launch, code, "t" * 64, "s" * 64)
+def rendered(code: str, launch: records.Launch) -> Source:
+    return Source("sgemm", Config({}), PROBLEM, "", "sgemm", launch, code, "t" * 64, "s" * 64)
 
 
 def test_serves() -> None:
     record = make_record()
-    launch = render.Launch(record.launch.grid, record.launch.block, record.launch.shared_bytes)
+    launch = records.Launch(record.launch.grid, record.launch.block, record.launch.shared_bytes)
     same = rendered(record.code_digest, launch)
     assert records.serves(record, H200, PROBLEM, same) is None
     renamed = dataclasses.replace(H200, name="NVIDIA H200 NVL", l2_bytes=1, shared_per_block=1)

@@ -19,11 +19,12 @@ from test_render import assert_tidy
 from autotune.code.compiler import Binary, CompilePool, compile_text
 from autotune.code.render import Source, render
 from autotune.measure.proof import miniatures, prove, small_problem, workspace_of
-from autotune.measure.verify import UNIT_ROUNDOFF, Verdict
+from autotune.measure.verify import UNIT_ROUNDOFF
 from autotune.simulator import Report, run_ptx
 from autotune.simulator.counters import GLOBAL_REQUESTS, GLOBAL_SECTORS, SHARED_CONFLICTS
 from autotune.space.space import Config, Space
 from autotune.values.device import named_device
+from autotune.values.measurement import Verdict
 from autotune.values.problem import LAYOUTS, Layout, Problem, Strided
 
 H200 = named_device("h200")

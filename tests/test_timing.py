@@ -7,11 +7,10 @@ from autotune.measure.timing import (
     FINAL_ROUNDS,
     GRAPH_LAUNCHES,
     SEARCH_SAMPLES,
-    Timing,
-    tied,
     time_candidate,
     time_finalists,
 )
+from autotune.values.measurement import Timing
 
 
 class Scripted:
@@ -41,7 +40,7 @@ def test_a_long_kernel_is_launched_once_per_sample():
     timing = time_candidate(runnable, None, "warm")
     assert runnable.samples == SEARCH_SAMPLES
     assert timing == Timing(
-        2.6, (pytest.approx(2.56), 2.6, pytest.approx(2.64)), 7, 1, "warm", "back-to-back", False
+        2.6, (pytest.approx(2.56), 2.6, pytest.approx(2.64)), 7, 1, "warm", "back-to-back", None, False
     )
 
 
@@ -195,7 +194,7 @@ def test_throttling_is_recorded_and_makes_a_timing_noisy():
 
 
 def timing(low, median, high):
-    return Timing(median, (low, median, high), 25, 1, "warm", "back-to-back", False)
+    return Timing(median, (low, median, high), 25, 1, "warm", "back-to-back", None, False)
 
 
 @pytest.mark.parametrize(
@@ -209,4 +208,4 @@ def timing(low, median, high):
     ],
 )
 def test_ties(other, expected):
-    assert tied(other, timing(0.995, 1.0, 1.005)) is expected
+    assert other.ties(timing(0.995, 1.0, 1.005)) is expected

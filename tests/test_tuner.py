@@ -11,20 +11,18 @@ from autotune import records
 from autotune.code.compiler import compile_text
 from autotune.code.render import render
 from autotune.errors import Rejected, TuningError
-from autotune.measure.timing import Timing
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import Finals, MeasuredTrial
 from autotune.space.space import Space
 from autotune.tuning.finals import FINALISTS, finalists, ranked
 from autotune.tuning.progress import Budget, Built, Progress, Trial
 from autotune.values.device import named_device
+from autotune.values.measurement import Finals, MeasuredTrial, Timing, Verdict
 
 H200 = named_device("h200")
 SPACE = Space.load(PLAIN)
 
 
 def measured(ms, spread=0.0):
-    timing = Timing(ms, (ms * (1 - spread), ms, ms * (1 + spread)), 7, 1, "warm", "back-to-back", False)
+    timing = Timing(ms, (ms * (1 - spread), ms, ms * (1 + spread)), 7, 1, "warm", "back-to-back", None, False)
     return MeasuredTrial(timing, Verdict(True, 0.0, 1.0, "", "none"))
 
 

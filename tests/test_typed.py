@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import RecordError
 from autotune.records import typed
-from autotune.records.typed import Limit, ReadOnly
+from autotune.values.limits import Limit, ReadOnly
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from autotune.code.render import Launch, Source
+from autotune.code.render import Source
 from autotune.space.space import Config
+from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
 THREADS = 256

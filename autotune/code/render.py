@@ -14,28 +14,11 @@ from autotune.errors import SpaceError
 from autotune.paths import data_dir
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
+from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
     import jinja2
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How a kernel is started.
-
-    Attributes:
-        grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
-        shared_bytes: Dynamic shared memory of a block.
-        workspace_bytes: Device memory that the kernel takes as one more, last argument: all zero before the
-            first launch, for one launch at a time; 0 for none.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autotune.errors import AutotuneError, DeviceError, Rejected
 from autotune.measure.bench_worker import KERNEL, SETUP, Baseline, BenchFacts, Contest, Contested, Library
 from autotune.measure.service import received
-from autotune.measure.timing import L2, Timing, time_candidate, time_finalists
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import MeasuredTrial, Trial
+from autotune.measure.timing import time_candidate, time_finalists
 from autotune.values.device import Device, current_device
+from autotune.values.measurement import L2, MeasuredTrial, Timing, Trial, Verdict
 
 if TYPE_CHECKING:
     from autotune.measure.checker import Checker, Multiply

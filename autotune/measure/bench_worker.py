@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.code.process import Child, ChildDied
-from autotune.code.render import Launch
 from autotune.errors import AutotuneError, DeviceError, Rejected
-from autotune.measure.timing import Method, Timing
-from autotune.measure.worker import ENVIRONMENT, MAX_LOST_STARTS, SETUP_SECONDS, START_SECONDS, Trial
+from autotune.measure.worker import ENVIRONMENT, MAX_LOST_STARTS, SETUP_SECONDS, START_SECONDS
 from autotune.values.device import Device
+from autotune.values.measurement import Launch, Method, Timing, Trial
 from autotune.values.problem import Math, Problem
 
 Library = Literal["cublas", "cublaslt", "cublas_tf32"]

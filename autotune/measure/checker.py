@@ -13,8 +13,9 @@ from autotune.measure.cuda import Gpu
 from autotune.measure.inputs import Call, Inputs, InputSet
 from autotune.measure.sampling import Sample
 from autotune.measure.slab import Slab
-from autotune.measure.verify import Deviation, Projection, Verdict, judge
+from autotune.measure.verify import Deviation, Projection, judge
 from autotune.measure.verify_kernels import COMPARED_WORDS, Place, VerifyKernels, Worst
+from autotune.values.measurement import Verdict
 from autotune.values.problem import FLOAT_BYTES, Problem
 
 Multiply = Callable[[float, int, int, float, int], None]

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from autotune.measure.timing import Clocks
+from autotune.values.measurement import Clocks
 
 # NVML_CLOCKS_EVENT_REASON_* of nvml.h; idle, application clocks and sync boost are normal and left out.
 THROTTLE_REASONS = {

@@ -13,8 +13,7 @@ from cupy.cuda import Event, Memory, Module, Stream, get_elapsed_time, runtime
 from cupy_backends.cuda.api import driver
 from numpy.typing import NDArray
 
-from autotune.code.render import Launch
-from autotune.measure.timing import Method
+from autotune.values.measurement import Launch, Method
 
 CUDA_ERRORS: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from autotune.code.compiler import compile_text
 from autotune.code.render import Source, render
 from autotune.errors import Rejected, UsageError
-from autotune.measure.verify import Verdict, draw_scalars, verify_numpy
+from autotune.measure.verify import draw_scalars, verify_numpy
 from autotune.simulator import run_ptx
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
+from autotune.values.measurement import Verdict
 from autotune.values.problem import FLOAT_BYTES, Problem, Strided
 
 MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds

@@ -23,13 +23,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.code.process import requests
-from autotune.code.render import Launch
 from autotune.errors import AutotuneError, DeviceError, RecordError, Rejected
 from autotune.measure.clocks import ClockMonitor, device_uuid, driver_version
-from autotune.measure.timing import L2, Timing, time_candidate, time_finalists
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import GpuFacts, MeasuredTrial, Trial
+from autotune.measure.timing import time_candidate, time_finalists
 from autotune.values.device import Device, current_device
+from autotune.values.measurement import L2, GpuFacts, Launch, MeasuredTrial, Timing, Trial, Verdict
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-L2 = Literal["warm", "cold"]
-Method = Literal["back-to-back", "graph"]
-Clocks = Mapping[str, int | tuple[str, ...]]
+from autotune.values.measurement import L2, Clocks, Method, Timing
 
 GRAPH_BELOW_MS = 0.03  # a lone launch reads up to 10 us too much, so this holds for every kernel below 20 us
 REPEAT_BELOW_MS = 0.2  # a short first launch may read several times too much: its process has just started
@@ -35,36 +32,6 @@ FINAL_LEAST_ROUNDS = 9
 FINAL_SECONDS = 1.5
 NOISY_SPREAD = 0.05
 POWER_CAP = "power cap"
-TIE_MEDIAN = 1.01
-TIE_OVERLAP = 1.03
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long one launch takes on the GPU.
-
-    Attributes:
-        median_ms: Median of the samples, milliseconds.
-        quantiles: 10, 50 and 90 % quantiles of the samples, milliseconds.
-        repeats: Samples.
-        launches: Launches of one sample.
-        l2: "warm": every launch uses the same operands; "cold": launches rotate through copies of the
-            operands that together exceed three times the L2 cache.
-        method: How the launches of a sample were issued.
-        noisy: The 10 to 90 % spread exceeds 5 % of the median, another process kept the GPU busy, or the GPU
-            was throttled by more than its power cap, under which every large multiplication runs.
-        clocks: {"sm_mhz_min", "sm_mhz_max", "throttle": reasons} around the timing, and where known "watts"
-            and "others", the other processes that kept the GPU busy; None where not asked for or unknown.
-    """
-
-    median_ms: float
-    quantiles: tuple[float, float, float]
-    repeats: int
-    launches: int
-    l2: L2
-    method: Method
-    noisy: bool
-    clocks: Clocks | None = None
 
 
 class Runnable(Protocol):
@@ -173,20 +140,6 @@ def time_finalists(
     return timings
 
 
-def tied(timing: Timing, best: Timing) -> bool:
-    """Tell whether two timings of the same rounds cannot be told apart.
-
-    They tie when the medians differ by 1 % at most, or by 3 % at most while the slower one's 10 % quantile
-    lies below the faster one's 90 % quantile.
-
-    Args:
-        timing: Any timing.
-        best: The one with the lowest median.
-    """
-    ratio = timing.median_ms / best.median_ms
-    return ratio <= TIE_MEDIAN or (ratio <= TIE_OVERLAP and timing.quantiles[0] <= best.quantiles[2])
-
-
 def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float]:
     """Choose (launches, method) for samples of ``sample_ms``, and estimate milliseconds per launch."""
     method: Method = "back-to-back"
@@ -216,8 +169,8 @@ def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks:
         launches=launches,
         l2=l2,
         method=method,
-        noisy=(high - low) > NOISY_SPREAD * median or throttled or shared,
         clocks=clocks,
+        noisy=(high - low) > NOISY_SPREAD * median or throttled or shared,
     )
 
 

@@ -36,32 +36,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.values.measurement import Verdict
 from autotune.values.problem import Math, Problem
 
 UNIT_ROUNDOFF = 2.0**-24
 BOUND_FACTOR = 4.0
 PRODUCT_ERROR: dict[Math, float] = {"ffma": 0.0, "3xtf32": 14.0}  # of one product, in u, beyond its rounding
 SCALAR_STEPS = 16  # alpha and beta are odd multiples of 1/16: exact in float32, never 0 or 1
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a result is right.
-
-    Attributes:
-        ok: It passed every rule.
-        error: ``||C - reference||_F`` / the norm of rule 1, which is ``||reference||_F`` unless C has few
-            elements that happen to be small; may be infinite or NaN.
-        bound: Largest error allowed.
-        why: The first rule it broke with the numbers, one line; "" when ok.
-        inputs: What it was checked on.
-    """
-
-    ok: bool
-    error: float
-    bound: float
-    why: str
-    inputs: str
 
 
 @dataclass(frozen=True)

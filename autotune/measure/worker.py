@@ -10,18 +10,16 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from autotune.code.compiler import Binary
 from autotune.code.process import Child, ChildDied
-from autotune.code.render import Launch
 from autotune.errors import AutotuneError, DeviceError, Rejected, RejectionKind
-from autotune.measure.timing import Timing
-from autotune.measure.verify import Verdict
 from autotune.values.device import Device
+from autotune.values.measurement import Finals, GpuFacts, Launch, Trial
 from autotune.values.problem import Problem
 
 START_SECONDS = 120.0
@@ -34,47 +32,6 @@ RETRY_SECONDS = 1.0  # before a start that follows a failed one, longer each tim
 ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"}
 
 
-@dataclass(frozen=True)
-class GpuFacts:
-    """What the worker reports when it is ready.
-
-    Attributes:
-        device: The GPU.
-        driver: Version of the driver, such as "580.95.05".
-        memory_free: Bytes free after the inputs were allocated.
-        input_sets: Sets of inputs that candidates are checked on in turn.
-        pci_bus_id: Such as "0000:04:00.0".
-        uuid: Such as "GPU-1b2c..."; None if the driver does not tell.
-        start_s: Seconds of each part of the worker's start.
-    """
-
-    device: Device
-    driver: str
-    memory_free: int
-    input_sets: int
-    pci_bus_id: str
-    uuid: str | None = None
-    start_s: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class MeasuredTrial:
-    """A candidate that was right, and how long it takes.
-
-    Attributes:
-        timing: Of its launches.
-        verdict: Of its result.
-        seconds: That the worker spent on it; not part of equality.
-    """
-
-    timing: Timing
-    verdict: Verdict
-    seconds: float = field(default=0.0, compare=False)
-
-
-Trial = MeasuredTrial | Rejected
-
-
 class Note(Protocol):
     """Is told before a candidate is launched, by the process that does it, and of its outcome once."""
 
@@ -85,23 +42,6 @@ class Note(Protocol):
     def ended(self, outcome: Trial) -> None:
         """Take note of what became of it."""
         ...
-
-
-@dataclass(frozen=True)
-class Finals:
-    """Finalists checked in full and timed in turns with cuBLAS.
-
-    Attributes:
-        outcomes: By key, in the order they were given.
-        cublas: None where cuBLAS is absent or failed its check.
-        cublas_kernel: What cuBLAS launched, if the driver tells.
-        cublas_version: Version of cuBLAS, if it tells.
-    """
-
-    outcomes: dict[Any, Trial]
-    cublas: Timing | None
-    cublas_kernel: str | None
-    cublas_version: str | None = None
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,14 @@ from autotune.records.schema import (
     SCHEMA,
     Cublas,
     Finalist,
-    Launch,
     Record,
     RecordedDevice,
     Resources,
     Search,
-    Timing,
     Toolchain,
     Verification,
 )
+from autotune.values.measurement import Launch, Timing
 
 __all__ = [
     "SCHEMA",

@@ -7,23 +7,19 @@ from typing import Any
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
-from autotune.measure.timing import tied
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import Finals, GpuFacts, MeasuredTrial
 from autotune.records.files import now
 from autotune.records.schema import (
     Cublas,
     Finalist,
-    Launch,
     Record,
     RecordedDevice,
     Resources,
     Search,
-    Timing,
     Toolchain,
     Verification,
 )
 from autotune.values.device import Device
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Verdict
 
 
 def measured(
@@ -52,7 +48,7 @@ def measured(
     return Record(
         **_kernel(source, binary, facts.device, facts.driver, won.verdict),
         evidence="measured",
-        timing=Timing(**vars(timing)),
+        timing=timing,
         gflops=source.problem.flops / timing.median_ms / 1e6,
         vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
         cublas=None
@@ -64,7 +60,7 @@ def measured(
                 config=each.config,
                 median_ms=trial.timing.median_ms,
                 quantiles=trial.timing.quantiles,
-                tied=tied(trial.timing, best),
+                tied=trial.timing.ties(best),
             )
             for each, trial in passed
         ),
@@ -94,7 +90,7 @@ def _kernel(
         "device": RecordedDevice.of(device),
         "family": source.family,
         "config": source.config,
-        "launch": Launch(**vars(source.launch)),
+        "launch": source.launch,
         "code_digest": source.code_digest,
         "template_digest": source.template_digest,
         "space_digest": source.space_digest,

@@ -248,7 +248,7 @@ def serves(record: Record, device: Device, problem: Problem, source: Source) -> 
             f"the record is stale: its config rendered to code {record.code_digest[:12]} then "
             f"and renders to {source.code_digest[:12]} now"
         )
-    if vars(record.launch) != vars(source.launch):
+    if record.launch != source.launch:
         return (
             f"the record is stale: its kernel was launched as {record.launch} then "
             f"and would be as {source.launch} now"

@@ -8,23 +8,18 @@ from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from autotune.errors import REJECTION_KINDS, RecordError
-from autotune.records.typed import Limit, ReadOnly
 from autotune.values.device import Device, slug_of
+from autotune.values.limits import Count, Limit, Milliseconds, Name, Quantiles, ReadOnly, Size
+from autotune.values.measurement import Launch, Timing
 from autotune.values.problem import Problem
 
 SCHEMA: Final = 2
 OUTCOMES = ("measured", "estimated", *REJECTION_KINDS)
 
-Count = Annotated[int, Limit(least=0)]
-Size = Annotated[int, Limit(least=1)]
-Milliseconds = Annotated[float, Limit(above=0)]
 Seconds = Annotated[float, Limit(least=0)]
-Quantiles = tuple[Milliseconds, Milliseconds, Milliseconds]
 Text = Annotated[str, Limit(pattern=".+")]
-Name = Annotated[str, Limit(pattern=r"[A-Za-z0-9_][A-Za-z0-9._-]*")]
 Digest = Annotated[str, Limit(pattern="[0-9a-f]{8,64}")]
 Config = Mapping[Name, int | str]
-Scalar = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -59,16 +54,6 @@ class RecordedDevice:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched: blocks, threads of a block, bytes of dynamic shared memory and workspace."""
-
-    grid: tuple[Size, Size, Size]
-    block: tuple[Size, Size, Size]
-    shared_bytes: Count
-    workspace_bytes: Count = 0
-
-
-@dataclass(frozen=True)
 class Toolchain:
     """What compiled and ran the kernel: NVRTC ("13.5") and its flags; the driver, None without a GPU."""
 
@@ -84,36 +69,6 @@ class Resources:
     registers: Size
     spill_bytes: Count
     shared_bytes: Count
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How long one launch takes on the GPU.
-
-    Attributes:
-        median_ms: Median of the samples, per launch.
-        quantiles: 10, 50 and 90 % quantiles, ms.
-        repeats: Samples.
-        launches: Launches in one sample.
-        l2: Whether the operands were in L2 before a launch.
-        method: Launches enqueued one after the other, or replayed as a CUDA graph.
-        clocks: What the driver said about clocks and throttling; None where it was not asked.
-        noisy: The samples spread more than timing tolerates.
-    """
-
-    median_ms: Milliseconds
-    quantiles: Quantiles
-    repeats: Size
-    launches: Size
-    l2: Literal["warm", "cold"]
-    method: Literal["back-to-back", "graph"]
-    clocks: Mapping[Name, Scalar | tuple[Scalar, ...]] | None
-    noisy: bool
-
-    def __post_init__(self) -> None:
-        _ascending(self.quantiles)
-        if self.clocks is not None:
-            object.__setattr__(self, "clocks", ReadOnly(self.clocks))
 
 
 @dataclass(frozen=True)
@@ -251,6 +206,8 @@ class Record:
             raise RecordError("an estimated record holds no timing, gflops, vs_cublas, cublas or finalists")
         if (self.vs_cublas is None) != (self.cublas is None):
             raise RecordError("vs_cublas and cublas go together: both or neither")
+        if self.timing is not None:
+            _ascending(self.timing.quantiles, "timing.quantiles")
         try:
             datetime.fromisoformat(self.created)
         except ValueError as error:
@@ -275,6 +232,6 @@ def migrated(value: object) -> object:
     }
 
 
-def _ascending(quantiles: tuple[float, ...]) -> None:
+def _ascending(quantiles: tuple[float, ...], name: str = "quantiles") -> None:
     if list(quantiles) != sorted(quantiles):
-        raise RecordError(f"quantiles must ascend, got {', '.join(f'{q:.6g}' for q in quantiles)}")
+        raise RecordError(f"{name} must ascend, got {', '.join(f'{q:.6g}' for q in quantiles)}")

@@ -36,7 +36,8 @@ from typing import Any, Final, Literal
 from autotune.errors import RecordError, UsageError
 from autotune.records import jsontext, typed
 from autotune.records.files import unwritable
-from autotune.records.schema import Digest, Name, RecordedDevice, Text
+from autotune.records.schema import Digest, RecordedDevice, Text
+from autotune.values.limits import Name
 from autotune.values.problem import Problem
 
 TRIALS_SCHEMA: Final = 2

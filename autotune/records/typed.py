@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from autotune.errors import AutotuneError, RecordError
+from autotune.values.limits import Limit, ReadOnly
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -26,46 +27,6 @@ _NOUNS: dict[type, str] = {
     dict: "an object",
     NoneType: "null",
 }
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What a type alone cannot say about a field; used as ``Annotated[float, Limit(above=0)]``.
-
-    Attributes:
-        least: Smallest value allowed.
-        above: The value must be greater than this.
-        pattern: Regular expression that the whole string matches.
-        decimals: Decimals to write, or four significant digits where those are more.
-            Without it a float is written with six significant digits.
-    """
-
-    least: float | None = None
-    above: float | None = None
-    pattern: str | None = None
-    decimals: int | None = None
-
-
-class ReadOnly(Mapping[str, V]):
-    """A mapping that cannot be changed: hashable, picklable, equal to a dict with the same items."""
-
-    def __init__(self, items: Mapping[str, V]) -> None:
-        self._items = dict(items)
-
-    def __getitem__(self, key: str) -> V:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._items)
 
 
 class _FaultError(Exception):

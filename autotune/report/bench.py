@@ -24,10 +24,9 @@ from autotune.measure.bench_worker import (
     Library,
     libraries_for,
 )
-from autotune.measure.timing import L2, Method
-from autotune.measure.worker import MeasuredTrial
 from autotune.model.account import roofline_ms, traffic_bytes
 from autotune.tuning.pipeline import COMPILE_TIMEOUT_S, trial_limit
+from autotune.values.measurement import L2, MeasuredTrial, Method
 from autotune.values.suite import Shape
 
 SCHEMA = 1

@@ -13,11 +13,12 @@ from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, Rejected, SpaceError
-from autotune.measure.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
+from autotune.measure.worker import GpuWorker
 from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.space.space import Space
 from autotune.values.device import known_devices
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 from autotune.values.problem import Problem
 
 TOLERANCE = 0.05  # of the stored time: the same kernel differs by this from day to day

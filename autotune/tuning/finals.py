@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from autotune import records
 from autotune.errors import Rejected, TuningError
-from autotune.measure.timing import tied
-from autotune.measure.worker import Finals, GpuFacts, GpuWorker, MeasuredTrial
+from autotune.measure.worker import GpuWorker
 from autotune.records import compose
 from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
 from autotune.tuning.pipeline import Pipeline, trial_limit
 from autotune.tuning.progress import Built, Progress, Trial
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 
 TIMEOUT_S = 30.0
 FINALISTS = 8
@@ -149,7 +149,7 @@ def ranked(finals: Finals, built: Mapping[int, Built], defended: Collection[int]
     alike = [
         number
         for number in order
-        if passed[number].median_ms <= GIVEN_UP * best.median_ms and tied(passed[number], best)
+        if passed[number].median_ms <= GIVEN_UP * best.median_ms and passed[number].ties(best)
     ]
     winner = min(alike, key=preference)
     return [winner, *(number for number in order if number != winner)]

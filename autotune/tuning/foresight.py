@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 
 from autotune import records
 from autotune.code.compiler import Binary, CompilePool, default_workers
-from autotune.code.render import Launch
 from autotune.errors import ConfigError, Rejected, TuningError
 from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
 from autotune.measure.proof import prove
-from autotune.measure.verify import Verdict
 from autotune.records import compose
 from autotune.records.trials import Run, TrialLog, trials_path
 from autotune.search import require_seed
@@ -33,6 +31,7 @@ from autotune.space.space import Legal, Space, families
 from autotune.tuning.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header
 from autotune.tuning.progress import Budget, Built, Note, Outcome, Progress, Watcher
 from autotune.values.device import Device
+from autotune.values.measurement import Launch, Verdict
 from autotune.values.problem import Problem
 
 BUDGET = "45s"

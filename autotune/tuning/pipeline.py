@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from autotune.code.compiler import OPTIONS, Binary, CompilePool
 from autotune.code.nvrtc import nvrtc_version
-from autotune.code.render import Launch, Source, template_digest
+from autotune.code.render import Source, template_digest
 from autotune.errors import DeviceError, Rejected, SpaceError, ToolchainError
-from autotune.measure.timing import L2
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import TrialHeader, TrialLog
 from autotune.search import WAIT
@@ -23,6 +22,7 @@ from autotune.space.space import Space
 from autotune.tuning.interrupt import Interrupts
 from autotune.tuning.progress import Built, Note, Outcome, Progress, Trial, Watcher
 from autotune.values.device import Device
+from autotune.values.measurement import L2, Launch
 from autotune.values.problem import Problem
 
 COMPILE_TIMEOUT_S = 30.0

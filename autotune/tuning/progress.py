@@ -17,12 +17,10 @@ from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import REJECTION_KINDS, Rejected, UsageError
 from autotune.families.estimate import Estimate
-from autotune.measure.timing import L2, Timing
-from autotune.measure.verify import Verdict
-from autotune.measure.worker import MeasuredTrial
 from autotune.records.trials import Run, add_line
 from autotune.space.space import Config
 from autotune.values.device import Device
+from autotune.values.measurement import L2, MeasuredTrial, Timing, Verdict
 from autotune.values.problem import Problem
 
 Outcome = MeasuredTrial | Estimate | Rejected
@@ -138,7 +136,7 @@ class Trial:
         if median_ms is None:
             outcome = Rejected(next((each for each in REJECTION_KINDS if each == kind), "crash"), why)
         else:
-            timing = Timing(median_ms, (median_ms,) * 3, 1, 1, "warm", "back-to-back", False)
+            timing = Timing(median_ms, (median_ms,) * 3, 1, 1, "warm", "back-to-back", None, False)
             outcome = MeasuredTrial(timing, Verdict(True, 0.0, 0.0, "", "of another process"))
         return cls(f"{family}:{config.id}", family, config, outcome)
 
@@ -203,6 +201,7 @@ class Trial:
                     launches=int(line["launches"]),
                     l2=l2,
                     method=line["method"],
+                    clocks=None,
                     noisy=bool(line["noisy"]),
                 )
                 if not 0 < timing.median_ms < math.inf:

@@ -11,8 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 from autotune import records
 from autotune.code import cubins
 from autotune.errors import Rejected
-from autotune.measure.timing import L2
-from autotune.measure.worker import MeasuredTrial
 from autotune.records.trials import Run, TrialLog, trials_path
 from autotune.search import DEFAULT, Search, require_seed, require_strategy, strategy_name
 from autotune.search.candidates import Candidates
@@ -24,6 +22,7 @@ from autotune.tuning.pipeline import Pipeline, trial_header
 from autotune.tuning.progress import Budget, Progress, Trial, Watcher
 from autotune.tuning.resume import Past, Stored, firsts
 from autotune.tuning.workshop import Workshop
+from autotune.values.measurement import L2, MeasuredTrial
 from autotune.values.problem import Problem
 
 

@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 
 from autotune.code.compiler import Binary, compile_text, nvrtc_version
-from autotune.code.render import Launch, render
+from autotune.code.render import render
 from autotune.simulator import run_ptx
 from autotune.space.space import Space
 from autotune.values.device import current_device, named_device
+from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
 ALPHA, BETA = 0.75, -0.5

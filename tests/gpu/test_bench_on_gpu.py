@@ -12,10 +12,10 @@ from autotune import records
 from autotune.code.render import render
 from autotune.errors import Rejected
 from autotune.measure.bench_worker import Baseline, BenchWorker, Contest
-from autotune.measure.worker import MeasuredTrial
 from autotune.report.bench import bench
 from autotune.space.space import Space
 from autotune.values.device import current_device
+from autotune.values.measurement import MeasuredTrial
 from autotune.values.problem import LAYOUTS, Problem
 from autotune.values.suite import Shape
 
@@ -110,7 +110,7 @@ def test_stored_records_are_benched_from_end_to_end(device, tmp_path):
             problem=problem,
             device=records.RecordedDevice.of(device),
             config=config,
-            launch=records.Launch(**vars(source.launch)),
+            launch=source.launch,
             code_digest=source.code_digest,
         )
         records.write(record, root=tmp_path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from autotune.code.compiler import compile_text
-from autotune.code.render import Launch
 from autotune.errors import Rejected
-from autotune.measure.worker import GpuWorker, MeasuredTrial
+from autotune.measure.worker import GpuWorker
 from autotune.values.device import current_device
+from autotune.values.measurement import Launch, MeasuredTrial
 from autotune.values.problem import LAYOUTS, Problem
 
 pytestmark = pytest.mark.gpu

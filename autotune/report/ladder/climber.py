@@ -9,13 +9,14 @@ from pathlib import Path
 
 from autotune.code.compiler import default_workers
 from autotune.errors import ConfigError, Rejected, SpaceError, UsageError
-from autotune.measure.worker import GpuWorker, MeasuredTrial
+from autotune.measure.worker import GpuWorker
 from autotune.report.explain import explain
 from autotune.report.ladder.rung import Ladder, Rung
 from autotune.report.ladder.step import Step, fitted_step, steps
 from autotune.simulator import SimulationFault, UnsupportedPTX
 from autotune.tuning.pipeline import trial_limit
 from autotune.values.device import Device
+from autotune.values.measurement import MeasuredTrial
 from autotune.values.problem import Problem
 
 FINALS_TIMEOUT_S = 30.0

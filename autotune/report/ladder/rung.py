@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import Rejected
-from autotune.measure.timing import Timing
 from autotune.report.explain import Account
 from autotune.report.ladder.reasons import per_ffma, why_slower
 from autotune.report.ladder.step import Step
 from autotune.values.device import Device
+from autotune.values.measurement import Timing
 from autotune.values.problem import Problem
 
 NOISE = 0.03  # a difference in time below this share says nothing

@@ -1,0 +1,158 @@
+"""What is measured of a kernel on a GPU: how it is launched, whether it was right, and how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autotune.errors import Rejected
+from autotune.values.device import Device
+from autotune.values.limits import Count, Milliseconds, Name, Quantiles, ReadOnly, Scalar, Size
+
+L2 = Literal["warm", "cold"]
+Method = Literal["back-to-back", "graph"]
+Clocks = Mapping[Name, Scalar | tuple[Scalar, ...]]
+
+TIE_MEDIAN = 1.01
+TIE_OVERLAP = 1.03
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched.
+
+    Attributes:
+        grid: Blocks in x, y, z.
+        block: Threads of a block in x, y, z.
+        shared_bytes: Dynamic shared memory of a block.
+        workspace_bytes: Device memory that the kernel takes as one more, last argument: all zero before the
+            first launch, for one launch at a time; 0 for none.
+    """
+
+    grid: tuple[Size, Size, Size]
+    block: tuple[Size, Size, Size]
+    shared_bytes: Count
+    workspace_bytes: Count = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one launch takes on the GPU.
+
+    Attributes:
+        median_ms: Median of the samples, milliseconds per launch.
+        quantiles: 10, 50 and 90 % quantiles of the samples, milliseconds per launch.
+        repeats: Samples.
+        launches: Launches of one sample.
+        l2: "warm": every launch uses the same operands; "cold": launches rotate through copies of the
+            operands that together exceed three times the L2 cache.
+        method: How the launches of a sample were issued: one after the other, or replayed as a CUDA graph.
+        clocks: {"sm_mhz_min", "sm_mhz_max", "throttle": reasons} around the timing, and where known "watts"
+            and "others", the other processes that kept the GPU busy; None where not asked for or unknown.
+        noisy: The 10 to 90 % spread exceeds 5 % of the median, another process kept the GPU busy, or the GPU
+            was throttled by more than its power cap, under which every large multiplication runs.
+    """
+
+    median_ms: Milliseconds
+    quantiles: Quantiles
+    repeats: Size
+    launches: Size
+    l2: L2
+    method: Method
+    clocks: Clocks | None
+    noisy: bool
+
+    def __post_init__(self) -> None:
+        if self.clocks is not None:
+            object.__setattr__(self, "clocks", ReadOnly(self.clocks))
+
+    def ties(self, best: Timing) -> bool:
+        """Return whether this timing and the fastest of the same rounds cannot be told apart.
+
+        They tie when the medians differ by 1 % at most, or by 3 % at most while this one's 10 % quantile
+        lies below the faster one's 90 % quantile.
+
+        Args:
+            best: The one with the lowest median.
+        """
+        ratio = self.median_ms / best.median_ms
+        return ratio <= TIE_MEDIAN or (ratio <= TIE_OVERLAP and self.quantiles[0] <= best.quantiles[2])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a product is right.
+
+    Attributes:
+        ok: It passed every rule.
+        error: ``||C - reference||_F`` / the norm of rule 1, which is ``||reference||_F`` unless C has few
+            elements that happen to be small; may be infinite or NaN.
+        bound: Largest error allowed.
+        why: The first rule it broke with the numbers, one line; "" when ok.
+        inputs: What it was checked on.
+    """
+
+    ok: bool
+    error: float
+    bound: float
+    why: str
+    inputs: str
+
+
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A candidate that was right, and how long it takes.
+
+    Attributes:
+        timing: Of its launches.
+        verdict: On its result.
+        seconds: That the worker spent on it; not part of equality.
+    """
+
+    timing: Timing
+    verdict: Verdict
+    seconds: float = field(default=0.0, compare=False)
+
+
+Trial = MeasuredTrial | Rejected
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Finalists checked in full and timed in turns with cuBLAS.
+
+    Attributes:
+        outcomes: By key, in the order they were given.
+        cublas: None where cuBLAS is absent or failed its check.
+        cublas_kernel: What cuBLAS launched, if the driver tells.
+        cublas_version: Version of cuBLAS, if it tells.
+    """
+
+    outcomes: dict[Any, Trial]
+    cublas: Timing | None
+    cublas_kernel: str | None
+    cublas_version: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What the worker reports when it is ready.
+
+    Attributes:
+        device: The GPU.
+        driver: Version of the driver, such as "580.95.05".
+        memory_free: Bytes free after the inputs were allocated.
+        input_sets: Sets of inputs that candidates are checked on in turn.
+        pci_bus_id: Such as "0000:04:00.0".
+        uuid: Such as "GPU-1b2c..."; None if the driver does not tell.
+        start_s: Seconds of each part of the worker's start.
+    """
+
+    device: Device
+    driver: str
+    memory_free: int
+    input_sets: int
+    pci_bus_id: str
+    uuid: str | None = None
+    start_s: Mapping[str, float] = field(default_factory=dict)
