@@ -21,18 +21,8 @@ from autotune.code.compiler import Binary, CompilePool, compile_text
 from autotune.code.render import Source, render
 from autotune.errors import ConfigError, Rejected, SpaceError
 from autotune.measure.worker import GpuWorker
-from autotune.report.ladder import (
-    WINNER,
-    Ladder,
-    describe,
-    fitted_step,
-    measure,
-    per_ffma,
-    step_config,
-    steps,
-    why_slower,
-)
-from autotune.report.ladder.climber import _rung
+from autotune.report.ladder import Ladder, _rung, describe, measure, per_ffma, why_slower
+from autotune.report.steps import WINNER, fitted_step, step_config, steps
 from autotune.simulator import run_ptx
 from autotune.space.space import Config, Space
 from autotune.values.device import named_device

@@ -107,7 +107,7 @@ def _preset(spaces: Sequence[Space], name: str) -> tuple[Space, dict[str, Any]]:
         return owner, dict({**owner.presets, **owner.ladder}[name])
     have = "; ".join(f"{space.family} has {', '.join(space.presets) or 'none'}" for space in spaces)
     if spaces[0].family == "sgemm":
-        from autotune.report.ladder import configured_steps, step_config
+        from autotune.report.steps import configured_steps, step_config
 
         if name in configured_steps():
             other, config = step_config(name)

@@ -1,1 +1,1 @@
-"""What is told of records and kernels: tables, figures, files for C++."""
+"""What is reported of records and kernels: accounts, tables, figures, files for C and C++."""

@@ -10,7 +10,8 @@ import time
 import pytest
 
 from autotune.paths import cache_dir
-from autotune.report.ladder import NOISE, WINNER, climb, steps
+from autotune.report.ladder import NOISE, climb
+from autotune.report.steps import WINNER, steps
 from autotune.values.problem import Problem
 
 pytestmark = pytest.mark.gpu

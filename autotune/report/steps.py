@@ -1,4 +1,4 @@
-"""Turns `steps.toml` into the steps, and a step into a config that fits a problem and a device.
+"""The steps of the ladder, as `steps.toml` states them, and the config of each for a problem and a device.
 
 The configs lie in the search spaces; the last step takes the stored record.
 """
@@ -41,14 +41,14 @@ class Step:
 
 @cache
 def steps(math: Math = "ffma") -> tuple[Step, ...]:
-    """Read the steps to a kernel of a math, in order."""
+    """Return the steps to a kernel of a math, in order."""
     content = tomllib.loads(Path(__file__).with_name("steps.toml").read_text("utf-8"))
     found = [Step(**entry) for entry in content["steps"]]
     return tuple(step for step in found if step.math in ("ffma", math))
 
 
 def configured_steps() -> dict[str, Step]:
-    """Give the steps that have a config of their own, by name."""
+    """Return the steps that have a config of their own, by name."""
     return {step.name: step for step in steps() if step.name != WINNER}
 
 
@@ -59,7 +59,7 @@ def step_config(name: str) -> tuple[Space, Config]:
 
 
 def fitted_step(step: Step, problem: Problem, device: Device, root: Path | None) -> tuple[Space, Config, str]:
-    """Give a step's config, fitted to the problem and the device, and what there is to say of it.
+    """Return a step's space and its config, fitted to the problem and the device, with a note on its origin.
 
     Raises:
         SpaceError: Nothing fits.
@@ -84,7 +84,7 @@ def fitted_step(step: Step, problem: Problem, device: Device, root: Path | None)
 
 
 def _stored(space: Space, problem: Problem, device: Device, root: Path | None) -> tuple[Config | None, str]:
-    """Find the config of the record that serves; else say which preset stands in for it."""
+    """Return the config of the record that serves, else None; and a note, such as which preset stands in."""
     instead = f"the preset {next(iter(space.presets))} stands in: "
     try:
         record = records.find(device, space.family, problem, root=root)

@@ -1,4 +1,7 @@
-"""Turns choices of kernels into the text of CUDA files and headers, and into machine code with its launch."""
+"""What C and C++ use of tuned kernels: CUDA files with a launch function, a header, machine code.
+
+The templates of these files lie in `exported/`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from autotune.measure.verify import error_bound
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
-_HERE = Path(__file__).parent  # of the templates of files
+_TEMPLATES = Path(__file__).with_name("exported")
 ALIGNMENT = 16  # bytes that every operand's address must be a multiple of: no access is wider
 STATUSES = (  # what a launch returns; what is positive is a cudaError_t
     ("AUTOTUNE_OK", 0, "the kernel was launched"),
@@ -36,8 +39,8 @@ class Export:
     """A kernel to be exported.
 
     Attributes:
-        choice: What it is, and where it comes from.
-        device: What it is for.
+        choice: Its config and source, and where they come from.
+        device: The GPU it is for.
     """
 
     choice: Choice
@@ -63,7 +66,7 @@ class Export:
 
     @property
     def nvcc_flags(self) -> str:
-        """What tells nvcc the architecture: of one like sm_90a no PTX, since nvcc would make it for sm_90."""
+        """Flags of nvcc for the architecture; no PTX for one like sm_90a, which nvcc would make for sm_90."""
         if self.arch.endswith("a"):
             return f"-gencode arch={self.arch.replace('sm', 'compute')},code={self.arch}"
         return f"-arch={self.arch}"
@@ -75,7 +78,7 @@ class Export:
 
     @property
     def origin(self) -> str:
-        """Where its config comes from and how fast that was, in one line."""
+        """Where its config comes from and how fast it was, in one line."""
         record = self.choice.record
         if record is None or record.timing is None:
             return f"{self.choice.place}, not measured"
@@ -118,7 +121,7 @@ def cuda_file(export: Export) -> str:
     The file stands alone, and any number of them link into one program.
     """
     return (
-        environment(_HERE)
+        environment(_TEMPLATES)
         .get_template("kernel.cu.jinja")
         .render(
             **_names([export]),
@@ -138,14 +141,14 @@ def header_file(exports: Sequence[Export], name: str) -> str:
     """
     guard = re.sub(r"\W", "_", name).upper()
     return (
-        environment(_HERE)
+        environment(_TEMPLATES)
         .get_template("kernels.h.jinja")
         .render(**_names(exports), exports=exports, guard=guard)
     )
 
 
 def cubin_files(export: Export, root: Path | None = None) -> tuple[bytes, str]:
-    """Give the machine code, and as JSON how it is launched.
+    """Return the machine code, and as JSON how it is launched.
 
     Raises:
         ToolchainError: It does not compile, or NVRTC is missing.
@@ -176,7 +179,7 @@ def cubin_files(export: Export, root: Path | None = None) -> tuple[bytes, str]:
 
 
 def _embedded(export: Export) -> str:
-    """Give the kernel its own name, so that files of one family link into one program."""
+    """Return the source with a kernel name of its own, so that files of one family link into one program."""
     source = export.choice.source
     start = source.text.index("__global__")
     named = re.sub(rf"\b{re.escape(source.entry)}(?=\s*\()", export.kernel, source.text[start:], count=1)
