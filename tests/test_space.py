@@ -644,3 +644,14 @@ def test_a_faulty_heading_is_one_clear_error(write) -> None:
     ):
         with pytest.raises(SpaceError, match=why):
             read_heading(write(text))
+
+
+def test_a_space_is_accepted_as_what_it_plainly_is(write):
+    path = write(SMALL)
+    assert Space.of(SGEMM) is SGEMM
+    assert Space.of("sgemm").digest == SGEMM.digest
+    assert Space.of(path).digest == Space.of(str(path)).digest == Space.load(path).digest
+    for wrong in (None, 3, ["sgemm"], "x" * 5000):
+        with pytest.raises(SpaceError, match="give") as raised:
+            Space.of(wrong)
+        assert len(str(raised.value)) < 300

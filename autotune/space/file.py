@@ -194,11 +194,13 @@ def check_choice(
 def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dict[str, Any], Path, str]:
     path = Path(name_or_path)
     if path.suffix != ".toml":
-        folder = data_dir("search_spaces")
-        path = folder / f"{name_or_path}.toml"
-        if not path.is_file():
-            have = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
-            raise SpaceError(f"family {str(name_or_path)!r} is unknown: give one of {have}, or a .toml file")
+        built_in = {file.stem: file for file in sorted(data_dir("search_spaces").glob("*.toml"))}
+        if str(name_or_path) not in built_in:
+            have = ", ".join(built_in)
+            raise SpaceError(
+                f"family {str(name_or_path)!r:.80} is unknown: give one of {have}, or a .toml file"
+            )
+        path = built_in[str(name_or_path)]
     text = _text(path)
     content = _parsed(text, path)
     below = content.get("extends")

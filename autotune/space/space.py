@@ -200,6 +200,21 @@ class Space:
         """
         return cls(read_space_file(name_or_path))
 
+    @classmethod
+    def of(cls, space: Space | str | Path) -> Space:
+        """Return a space as it is, or load the one that a family's name or the path of a file stands for.
+
+        Raises:
+            SpaceError: It is none of these, or cannot be loaded.
+        """
+        if isinstance(space, Space):
+            return space
+        if isinstance(space, str | Path):
+            return cls.load(space)
+        raise SpaceError(
+            f"a space cannot be {space!r:.60}: give a Space, a family's name or the path of a .toml file"
+        )
+
     def enumerate(self, problem: Problem, device: Device) -> Legal:
         """List every point that all rules allow; each rule drops points as soon as its parameters are chosen.
 
