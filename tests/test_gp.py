@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.search import Search
 from autotune.search.gp import STARTS
-from autotune.search.history import History
-from autotune.search.points import Points
+from autotune.search.points import History, Points
 from autotune.search.surrogate import Posterior, Scales, covariance
 from autotune.space.space import Legal
 from autotune.sweep import read_sweep
@@ -202,7 +201,6 @@ def test_history_tells_rejected_from_given_back() -> None:
     seen[2] = True
     history.read(search.study, seen)
     assert history.pending == [2, 3, 4]
-    assert history.best == 0
 
 
 def bowl(

@@ -219,7 +219,7 @@ def test_best_is_the_fastest_told() -> None:
 def test_a_time_must_be_positive_and_finite(median_ms: float) -> None:
     search = Search(triangle(), seed=0)
     index = ask(search)
-    with pytest.raises(ValueError, match=r"median_ms = .* is no time"):
+    with pytest.raises(ValueError, match=r"median_ms = .* is not a time"):
         search.tell(index, median_ms)
     search.tell(index, 1.0)  # the refused value left the point under way
 

@@ -1,8 +1,8 @@
-"""Turns one search per family into one search over all of them, which asks where the fastest are found.
+"""The search over several kernel families at once: faster families get more of the proposals.
 
-First every family proposes the points it starts with, in turn. Then proposals are shared: a family whose
-best takes ``r`` times the best of all gets ``1 / r^8`` of the fastest one's share, and at least an eighth,
-which it reaches at r = 1.3. One whose list is exhausted drops out. The order depends on the times told alone.
+First the families propose their starting points, in turn. Then a family whose best time is ``r`` times the
+best of all gets ``1 / r^8`` as many proposals as the fastest family, but at least an eighth, which it reaches
+at r = 1.3. A family whose list is exhausted drops out. The order depends on nothing but the measured times.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from autotune.search import WAIT
 from autotune.search.candidates import Candidates
+from autotune.search.search import WAIT
 
 SHARPNESS = 8.0
 LEAST_SHARE = 1 / 8
-PATIENCE = 8  # rejected candidates beyond its starts after which a family counts as one that finds nothing
+PATIENCE = 8  # rejections after its starts, from which on a family without a time gets the least share
 
 
 class FamilySearch(Protocol):
@@ -23,7 +23,7 @@ class FamilySearch(Protocol):
 
     @property
     def asked(self) -> int:
-        """Points proposed or taken so far."""
+        """Number of points proposed or taken so far."""
         ...
 
     @property
@@ -36,11 +36,11 @@ class FamilySearch(Protocol):
         ...
 
     def take(self, index: int) -> None:
-        """Count a point as proposed."""
+        """Count a point as proposed, because its outcome is known."""
         ...
 
     def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
-        """Take what became of a point."""
+        """Report the outcome of a point."""
         ...
 
 
@@ -48,9 +48,9 @@ class Contest:
     """Proposes candidates of several families.
 
     Args:
-        candidates: The list that numbers are of.
-        searches: One of each family, in the order of `Candidates.families`.
-        starts: How many points each proposes before its share depends on its times.
+        candidates: The candidates of all families.
+        searches: One for each family, in the order of `Candidates.families`.
+        starts: Number of points that each family proposes before its share depends on its times.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Contest:
         self._candidates = candidates
         self._searches = list(searches)
         self._starts = list(starts or [0] * len(searches))
-        self._asked = [0] * len(searches)  # without what was taken
+        self._asked = [0] * len(searches)  # by family, without what was taken
         self._told = [0] * len(searches)
         self._turn = [0.0] * len(searches)  # the lowest is next
         self._open = set(range(len(searches)))
 
     @property
     def asked(self) -> int:
-        """Candidates proposed so far, those taken included."""
+        """Number of candidates proposed so far, those taken included."""
         return sum(search.asked for search in self._searches)
 
     def ask(self) -> int | None:
@@ -95,7 +95,7 @@ class Contest:
         self._searches[place].take(point)
 
     def tell(self, number: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
-        """Take what became of a candidate: its time in ms, None without one."""
+        """Report the outcome of a candidate: its time in ms, or None where it was rejected."""
         place, point = self._candidates.place(number)
         self._searches[place].tell(point, median_ms, outcome, why)
         self._told[place] += 1
@@ -105,7 +105,7 @@ class Contest:
         return begun, self._turn[place] if begun else self._asked[place], place
 
     def _share(self, place: int) -> float:
-        """Compute the part of the fastest family's proposals that a family gets."""
+        """Return how many proposals a family gets for each one of the fastest family."""
         own = self._searches[place].best
         if own is None:
             return 1.0 if self._told[place] < self._starts[place] + PATIENCE else LEAST_SHARE

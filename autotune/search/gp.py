@@ -1,9 +1,10 @@
-"""Turns the times told so far into the point where a Gaussian process expects the most.
+"""The default strategy: Bayesian optimisation with a Gaussian process over the legal list.
 
-A proposal adds to the process what became known since the last one; only once in a while are the length
-scales fitted and the process built anew (`REFIT`, `LONGEST`). Of a long list not every point is looked at:
-a random part, drawn anew at each fit, the neighbours of the fastest points, and from the best of these a
-climb over legal neighbours. So a proposal costs the same whether the list has 3,000 points or a million.
+Each proposal adds the outcomes since the last one to the Gaussian process; only once in a while are the
+length scales fitted and the process built again (`REFIT`, `LONGEST`). Of a long list not every point is
+scored: a random part, drawn again at each fit, the neighbours of the fastest points, and from the best of
+these a climb over legal neighbours. So a proposal costs the same whether the list has 3,000 points or a
+million.
 """
 
 from __future__ import annotations
@@ -15,36 +16,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.history import History
-from autotune.search.points import Points
+from autotune.search.points import History, Points
 from autotune.search.surrogate import Posterior, Scales
 
 if TYPE_CHECKING:
     from autotune.space.space import Legal
 
-STARTS = 8  # points that begin a search, far from each other ...
-OWN_STARTS = 4  # ... of which so many are proposed even where others came first
-DRAWS = 200  # among which a start is the one farthest from all points proposed before
-LEAST_TOLD = 4  # times that the process needs
-CANDIDATES = 3000  # points looked at for a proposal, beside neighbours: all, or so many by chance
-BEST = 5  # points whose neighbours are looked at
+STARTS = 8  # initial points, far from each other ...
+OWN_STARTS = 4  # ... of which at least this many are proposed even where outcomes are known from elsewhere
+DRAWS = 200  # random points for each initial point: the one farthest from all proposed so far is taken
+LEAST_TOLD = 4  # measured times that the model needs
+CANDIDATES = 3000  # points scored for a proposal, beside neighbours: the whole list, or a random sample
+BEST = 5  # fastest points whose neighbours are scored
 CLIMB = 4  # steps
-REFIT, LONGEST = 8, 32  # points from one fit of the length scales to the next: a fifth of those there are
-FITTED = 150  # points that the scales are fitted to at most: the best half, others by chance
-KEPT = 256  # points with a time that the process knows at most, chosen likewise ...
-KEPT_REJECTED = 128  # ... and rejected ones, by chance; beside those since the last fit
+REFIT, LONGEST = 8, 32  # least and most new points between fits of the length scales; else a fifth of all
+FITTED = 150  # most points that the scales are fitted to: the fastest, and a random sample of the others
+KEPT = 256  # most measured points that the model holds after a fit, chosen likewise ...
+KEPT_REJECTED = 128  # ... and most rejected points, a random sample
 BOUND = 2.0  # standard deviations of the lower confidence bound
-WORST = 3.0  # value of a slow point: they are standardised
-TAIL = 0.5  # times beyond the median are squashed at this times its distance from the best, at least ...
-LEAST_TAIL = 0.05  # ... this, in the logarithm
+WORST = 3.0  # value of a slow point; values are standardised
+TAIL = (
+    0.5  # log times beyond the median are compressed on a scale of this times its distance from the best ...
+)
+LEAST_TAIL = 0.05  # ... or of this times TAIL, where that distance is less
 
 
 class Gp:
-    """A Gaussian process over the legal list.
+    """Bayesian optimisation with a Gaussian process over the legal list.
 
-    Expected improvement and the lower confidence bound choose in turn, both times the probability that a
-    point has a time at all: that is learnt from the rejected ones, and the times are not. A point under way
-    counts as if what is expected of it had been measured.
+    Proposals maximise expected improvement and the lower confidence bound alternately, each multiplied by the
+    probability that the point is not rejected. Rejected points teach that probability alone, not the times. A
+    point under way counts as if its expected time had been measured.
     """
 
     def __init__(self, legal: Legal, distributions: dict[str, Any], seed: int) -> None:
@@ -53,13 +55,13 @@ class Gp:
         self._scales = Scales(self._points.scale_of, self._points.scales)
         self._posterior: Posterior | None = None
         self._rng = np.random.default_rng(seed)
-        self._fitted = 0  # points told at the last fit
+        self._fitted = 0  # points with an outcome at the last fit
         self._starts = 0
         self._turn = 0
-        self._left_out: set[int] = set()  # points told that the process does without
+        self._left_out: set[int] = set()  # points with an outcome that the model does not hold
 
     def propose(self, study: Any, trial: Any, seen: NDArray[np.bool_]) -> int:
-        """Choose the unseen candidate of the highest merit."""
+        """Return the unseen point with the highest acquisition value."""
         history = self._history
         history.read(study, seen)
         known = len(history.told) + len(history.rejected)
@@ -80,7 +82,7 @@ class Gp:
         return index
 
     def _start(self, seen: NDArray[np.bool_]) -> int:
-        """Draw unseen points and take the one farthest from all that were proposed."""
+        """Draw unseen points and return the one farthest from all that were proposed."""
         unseen = np.flatnonzero(~seen)
         drawn = self._rng.choice(unseen, min(DRAWS, len(unseen)), replace=False)
         history = self._history
@@ -91,7 +93,7 @@ class Gp:
         return int(drawn[np.abs(apart).sum(2).min(1).argmax()])
 
     def _updated(self) -> tuple[Posterior, float]:
-        """Bring the process up to date; return it, and the value of the fastest point."""
+        """Bring the model up to date; return it, and the value of the fastest point."""
         history, value_of = self._history, self._values()
         known = len(value_of) + len(history.rejected)
         posterior = self._posterior
@@ -112,7 +114,7 @@ class Gp:
         return posterior, min(value_of.values())
 
     def _values(self) -> dict[int, float]:
-        """Give every point with a time its value: log times, their slow tail squashed, standardised."""
+        """Return the value of each measured point: its log time, the slow tail compressed, standardised."""
         history = self._history
         logs = np.array(list(history.told.values()))
         middle = np.median(logs)
@@ -122,7 +124,7 @@ class Gp:
         return dict(zip(history.told, values.tolist(), strict=True))
 
     def _fit(self, value_of: Mapping[int, float]) -> Posterior:
-        """Fit the length scales, and begin a process with the points to keep and new candidates."""
+        """Fit the length scales, and build the model from the points to keep and new candidates."""
         points, rejected = self._points, self._history.rejected
         told, values = np.array(list(value_of)), np.array(list(value_of.values()))
         chosen = self._chosen(values, FITTED)
@@ -144,7 +146,7 @@ class Gp:
         return posterior
 
     def _chosen(self, values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-        """Choose places: all, or the better half of them by value and the other by chance."""
+        """Return at most so many positions in values: half of them the lowest, the others drawn at random."""
         if len(values) <= most:
             return np.arange(len(values))
         order = np.argsort(values, kind="stable")
@@ -154,7 +156,7 @@ class Gp:
     def _climbed(
         self, index: int, merit: float, posterior: Posterior, best: float, seen: NDArray[np.bool_]
     ) -> int:
-        """Go from a point to its best neighbour, as long as that is better."""
+        """Move from a point to its best unseen neighbour, as long as that one is better."""
         for _ in range(CLIMB):
             around = self._points.neighbours(index)
             around = around[~seen[around]]
@@ -175,9 +177,10 @@ def _merits(
     best: float,
     turn: int,
 ) -> NDArray[np.float64]:
-    """Give what is to be largest: in turn expected improvement, and how far the lower bound is below `WORST`.
+    """Return the acquisition value of each point, which the next proposal maximises.
 
-    Both times the probability that there will be a time.
+    On odd turns that is the expected improvement over the best value, on even turns how far the lower
+    confidence bound lies below `WORST`; both are multiplied by the probability that the point has a time.
     """
     if turn % 2:
         z = (best - mean) / deviation

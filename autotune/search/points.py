@@ -1,4 +1,4 @@
-"""Turns a legal list into what a search asks of it: coordinates, neighbours, and the point of a config."""
+"""The points of a legal list as a strategy sees them: coordinates, neighbours, and the outcomes so far."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from autotune.space.space import Legal
 
-SAME_ORDER = 0.98  # correlation from which a number's divisibility says no more than its size
+SAME_ORDER = 0.98  # correlation with its size from which on a number's divisibility is left out
 
 
 class Points:
-    """The points of a legal list, in coordinates that a distance makes sense in.
+    """The points of a legal list, with coordinates whose distance means something.
 
-    A number stands at its logarithm, scaled to 0 to 1 over the list. Where its divisibility by powers of two
-    is another matter than its size (96 of 64, 96, 128), that is a coordinate of its own: alignment and whole
-    tiles depend on it. Two different words are 1 apart. Parameters with one value have no coordinate.
+    The coordinate of a number is its logarithm, scaled to 0 to 1 over the list. Where its divisibility by
+    powers of two does not just follow its size (96 among 64, 96, 128), that is a second coordinate: alignment
+    and whole tiles depend on it. Two different words are 1 apart. A parameter with one value has no
+    coordinate.
 
     Attributes:
         legal: The list.
-        scale_of: `[coordinates]`, which length scale each coordinate has: one for a word or number, one for a
-            divisibility.
+        scale_of: `[coordinates]` intp, the length scale of each coordinate: a parameter has one, its
+            divisibility another.
         scales: Number of length scales.
     """
 
@@ -70,7 +71,7 @@ class Points:
         return len(self.legal)
 
     def coordinates(self, indices: Sequence[int] | NDArray[np.intp]) -> NDArray[np.float32]:
-        """Give `[indices, coordinates]`."""
+        """Return the coordinates of points, `[indices, coordinates]` float32."""
         rows = self.legal.ordinals[np.asarray(indices, np.intp)]
         if not self._tables:
             return np.zeros((len(rows), 0), np.float32)
@@ -79,7 +80,7 @@ class Points:
         )
 
     def neighbours(self, index: int) -> NDArray[np.intp]:
-        """List the points that differ from one in exactly one parameter."""
+        """Return the points that differ from one point in exactly one parameter."""
         row, own = self.legal.ordinals[index], self._codes[index : index + 1]
         codes = [
             own - keys[row[i] : row[i] + 1] + keys[ordinals[ordinals != row[i]]]
@@ -88,7 +89,7 @@ class Points:
         return self._found(np.concatenate(codes)) if codes else np.zeros(0, np.intp)
 
     def index(self, config: Mapping[str, Any]) -> int | None:
-        """Find a config: like `Legal.index`, but in microseconds."""
+        """Return the index of a config, as `Legal.index` but in microseconds; None if it is not legal."""
         if any(config.get(name) != value for name, value in self._fixed.items()):
             return None
         code = np.zeros(1, np.uint64)
@@ -107,12 +108,59 @@ class Points:
         return found
 
 
+class History:
+    """The outcomes of the points proposed so far; `read` brings them up to date.
+
+    Attributes:
+        told: Logarithm of the time in ms by index, in the order in which the points were proposed.
+        rejected: Indices of rejected points, in that order.
+        pending: Indices of points under way, in that order.
+    """
+
+    def __init__(self, points: Points) -> None:
+        self.told: dict[int, float] = {}
+        self.rejected: list[int] = []
+        self.pending: list[int] = []
+        self._points = points
+        self._trials: dict[int, Any] = {}  # index to its latest trial
+        self._next = 0  # number of the first trial that was not read yet
+        self._open: dict[int, int | None] = {}  # number to index of the trials that had not ended when read
+
+    def read(self, study: Any, seen: NDArray[np.bool_]) -> None:
+        """Read what changed since the last call.
+
+        Args:
+            study: The `optuna.Study`; a trial without parameters, which has just begun, is skipped.
+            seen: `[count]` bool; a point that failed and is no longer seen was given back, not rejected.
+        """
+        from optuna.trial import TrialState
+
+        trials = study.get_trials(deepcopy=False)
+        for number in [*self._open, *range(self._next, len(trials))]:
+            index = self._open.pop(number, None)
+            if index is None:
+                index = self._points.index(trials[number].params)
+            if index is not None:
+                self._trials[index] = trials[number]
+            if not trials[number].state.is_finished():
+                self._open[number] = index
+        self._next = len(trials)
+        self.told, self.rejected, self.pending = {}, [], []
+        for index, trial in self._trials.items():
+            if trial.state == TrialState.COMPLETE:
+                self.told[index] = trial.value
+            elif trial.state == TrialState.RUNNING:
+                self.pending.append(index)
+            elif seen[index]:
+                self.rejected.append(index)
+
+
 def _coordinates(choices: Sequence[Any], ordinals: NDArray[np.intp]) -> list[NDArray[np.float64]]:
-    """Give the coordinates of a parameter's choices, those of one length scale together: `[choices, k]` each.
+    """Return the coordinates of a parameter's choices: an array `[choices, coordinates]` per length scale.
 
     Args:
         choices: All values of the parameter.
-        ordinals: Those that occur, at least two.
+        ordinals: Which of them occur, at least two.
     """
     if any(isinstance(choices[ordinal], str) for ordinal in ordinals):
         words = np.zeros((len(choices), len(ordinals)))
@@ -134,4 +182,5 @@ def _coordinates(choices: Sequence[Any], ordinals: NDArray[np.intp]) -> list[NDA
 
 
 def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scale values to 0 to 1."""
     return np.asarray((values - values.min()) / np.ptp(values))

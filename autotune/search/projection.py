@@ -1,9 +1,8 @@
-"""Turns proposals of an Optuna sampler, which knows no constraints, into unseen points of a legal list.
+"""Strategies that ask an Optuna sampler, which knows no constraints, and take the nearest unseen legal point.
 
-The sampler sees one unconstrained categorical distribution for each parameter, and a raw proposal is
-projected to the nearest legal point that was not proposed before. The trial holds the projected point from
-its start, so that a sampler which looks at running trials, as TPE's constant liar does, keeps later
-proposals away from it.
+The sampler sees one categorical distribution for each parameter. Its raw proposal is projected to the nearest
+legal point that was not proposed before. The trial holds the projected point from its start, so that a
+sampler which reads running trials, as TPE's constant liar does, keeps later proposals away from it.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ TABLE_ENTRIES = 1 << 13  # parameters are folded into lookup tables of at most t
 
 
 class Projected:
-    """Any Optuna sampler, projected to the legal list.
+    """Any Optuna sampler, its proposals projected to the legal list.
 
     Args:
         legal: The points.
-        distributions: Of each parameter the values that occur.
-        seed: Chooses between legal points that are equally near; the sampler has its own.
+        distributions: Of each parameter, as `autotune.search.distributions` returns them.
+        seed: For choosing between legal points that are equally near; the sampler has its own.
         sampler: An `optuna.samplers.BaseSampler`.
     """
 
@@ -39,7 +38,7 @@ class Projected:
         self._projection = Projection(legal)
 
     def propose(self, study: Any, trial: Any, seen: NDArray[np.bool_]) -> int:
-        """Project the sampler's raw proposal."""
+        """Return the unseen point nearest to the sampler's proposal."""
         relative = self.sampler.infer_relative_search_space(study, trial)
         joint = {name: each for name, each in relative.items() if name in self._space}
         raw = self.sampler.sample_relative(study, trial, joint) if joint else {}
@@ -57,7 +56,7 @@ class Projected:
 
 
 class Tpe(Projected):
-    """Optuna's multivariate TPE (Bergstra et al. 2011), projected to the legal list."""
+    """Optuna's multivariate TPE (Bergstra et al. 2011), its proposals projected to the legal list."""
 
     def __init__(self, legal: Legal, distributions: dict[str, Any], seed: int) -> None:
         import optuna
@@ -65,18 +64,19 @@ class Tpe(Projected):
         super().__init__(legal, distributions, seed, optuna.samplers.TPESampler(seed=seed))
 
     def propose(self, study: Any, trial: Any, seen: NDArray[np.bool_]) -> int:
-        """Project TPE's raw proposal; until 10 trials are complete, draw uniformly from the unseen."""
+        """Return the unseen point nearest to TPE's proposal; until 10 trials are complete, a random one."""
         raw = self.sampler.sample_relative(study, trial, self._space)
         return self._projected(raw, seen) if raw else int(self._rng.choice(np.flatnonzero(~seen)))
 
 
 class Projection:
-    """Finds the unseen legal points nearest to any point of the unconstrained space.
+    """Finds the unseen legal points nearest to any combination of values.
 
     The distance is a sum over the parameters that differ: the difference of their ordinals, divided by the
     number of choices less one, plus `MISMATCH_COST`. Adjacent parameters are folded into one code per point,
-    so that a distance takes a few table lookups per point: with 14 parameters in 3 tables, 0.7 ms for 150,000
-    points and 3.3 ms for a million on one CPU core, where arithmetic on the ordinals takes 29 and 149 ms.
+    so that a distance takes a few table look-ups per point: with 14 parameters in 3 tables, 0.7 ms for
+    150,000 points and 3.3 ms for a million on one CPU core, where arithmetic on the ordinals takes 29 and
+    149 ms.
     """
 
     def __init__(self, legal: Legal) -> None:
@@ -100,7 +100,7 @@ class Projection:
         self._part = np.empty(len(legal), np.float32)
 
     def nearest(self, target: Sequence[int], seen: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """List the unseen points at the smallest distance, in list order.
+        """Return the unseen points at the smallest distance, in list order.
 
         Args:
             target: One ordinal per parameter, in the order of `legal.names`.

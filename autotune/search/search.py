@@ -1,4 +1,4 @@
-"""Turns a legal list and a strategy into a search: points to measure, one after the other, through Optuna."""
+"""A search: proposes points of a legal list, one after the other, and keeps them in an Optuna study."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from numpy.typing import NDArray
 
 from autotune.errors import SpaceError, UsageError
 from autotune.search.gp import Gp
-from autotune.search.neighbours import Neighbours
 from autotune.search.projection import Projected, Tpe
-from autotune.search.simple import Exhaustive, Random
+from autotune.search.simple import Exhaustive, Neighbours, Random
 
 if TYPE_CHECKING:
     from autotune.space.space import Legal
 
-WAIT: Final = -1  # what `ask` of a shared search returns while others measure all that is left: ask later
+WAIT: Final = (
+    -1
+)  # returned by `ask` of a shared search while others measure all that is left: ask again later
 DEFAULT: Final = "gp"
-OPTUNA: Final = "optuna:"  # a strategy's name that begins so is a class of `optuna.samplers`
-OWN_ORDER: Final = ("BruteForceSampler", "GridSampler")  # break off where a trial is not what they proposed
+OPTUNA: Final = "optuna:"  # followed by the name of a class of `optuna.samplers`
+OWN_ORDER: Final = ("BruteForceSampler", "GridSampler")  # fail where a trial is not what they proposed
 NEEDED: Final = {"GPSampler": ("torch", "scipy"), "QMCSampler": ("scipy",)}  # imported at a proposal only
 
 
 class Strategy(Protocol):
-    """Where proposals come from; built from the legal list, one distribution per parameter, and a seed."""
+    """Chooses the next point; made from the legal list, one distribution per parameter, and a seed."""
 
     def propose(self, study: Any, trial: Any, seen: NDArray[np.bool_]) -> int:
-        """Choose a point that is not seen yet; there is at least one.
+        """Return the index of an unseen point; there is at least one.
 
         Args:
             study: The `optuna.Study` with every trial so far.
@@ -71,15 +72,15 @@ def require_strategy(strategy: Any) -> None:
 
 
 def strategy_name(strategy: Any) -> str:
-    """Name a strategy in a record: its own name, or "optuna:" and the class of the sampler."""
+    """Return the name of a strategy for a record: its own, or "optuna:" and the class of the sampler."""
     return strategy if isinstance(strategy, str) else f"{OPTUNA}{type(strategy).__name__}"
 
 
 def _sampler(name: str, seed: int) -> Any:
-    """Make the sampler of Optuna that "optuna:CLASS" names.
+    """Return a new sampler of the class that "optuna:CLASS" names.
 
     Raises:
-        UsageError: There is none of that name, it cannot be asked, or it needs more than a seed.
+        UsageError: There is no such class, it cannot propose points of a list, or it needs more than a seed.
     """
     import optuna
 
@@ -95,10 +96,10 @@ def _sampler(name: str, seed: int) -> Any:
 
 
 def _require_usable(kind: type) -> None:
-    """Refuse a class of sampler that would break off at a proposal.
+    """Refuse a class of sampler that would fail at its first proposal.
 
     Raises:
-        UsageError: It keeps an order of its own, or a package that it needs is missing.
+        UsageError: It goes through a grid of its own, or a package that it needs is missing.
     """
     for name in (each.__name__ for each in kind.__mro__):
         if name in OWN_ORDER:
@@ -115,33 +116,35 @@ def _require_usable(kind: type) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raise `UsageError` when a seed is none that every generator takes."""
+    """Raise `UsageError` when a seed is not one that every random generator accepts."""
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise UsageError(f"seed {seed!r} is out of range: give 0 to 2^32 - 1")
 
 
 class Search:
-    """Proposes points of a legal list, several at a time if wished, and learns from the times told.
+    """Proposes points of a legal list, each once, and learns from their outcomes.
 
-    The same seed with the same calls in the same order gives the same proposals. Call it from one thread.
+    Several points may be under way at once. The same seed and the same calls in the same order lead to the
+    same proposals. Call it from one thread.
 
     Args:
         legal: The points that may be proposed, an `autotune.space.space.Legal`.
         seed: Seed of the strategy.
-        first: Indices to propose before the strategy's own (warm starts), in this order; repeats are dropped.
-        strategy: A name of `STRATEGIES`; or any `optuna.samplers.BaseSampler`, or "optuna:" and the name of
-            its class: a copy is asked, its proposals are projected to the nearest unseen point, and it sees
-            one categorical distribution for each parameter.
+        first: Indices to propose before the strategy is asked (warm starts), in this order; repeats are
+            dropped.
+        strategy: A name of `STRATEGIES`; or an `optuna.samplers.BaseSampler`, or "optuna:" and the name of
+            its class. A sampler is copied; it sees one categorical distribution per parameter, and its
+            proposals are projected to the nearest unseen point.
 
     Attributes:
         study: The in-memory `optuna.Study`, for Optuna's own tools. It minimises log(median_ms); a rejected
-            point is a FAIL trial, a point under way a RUNNING one. Every trial has the same distributions: of
-            each parameter the values that occur in the legal list.
+            point is a FAIL trial, a point under way a RUNNING one. Every trial has the same distributions,
+            those of `distributions`.
         asked: Number of points proposed so far.
-        best: Index and median_ms of the fastest point told, or None.
+        best: Index and median_ms of the fastest point so far, or None.
 
     Raises:
-        UsageError: The strategy is unknown or cannot be asked, or the seed is out of range.
+        UsageError: The strategy is unknown or cannot propose points of a list, or the seed is out of range.
         SpaceError: The list is empty.
         IndexError: An index of `first` is not in the list.
     """
@@ -177,14 +180,14 @@ class Search:
 
     @property
     def told(self) -> int:
-        """Number of points told so far, rejected ones included."""
+        """Number of points with an outcome so far, rejected ones included."""
         return self.asked - len(self._pending)
 
     def ask(self) -> int | None:
-        """Propose a point that was never proposed before: its index, or None when the list is exhausted.
+        """Return the index of a point that was not proposed before, or None when the list is exhausted.
 
         Raises:
-            UsageError: The sampler of Optuna that was given as the strategy failed.
+            UsageError: The Optuna sampler that was given as the strategy failed.
         """
         if self.asked == len(self._legal):
             return None
@@ -205,7 +208,7 @@ class Search:
         return index
 
     def take(self, index: int) -> None:
-        """Count an unseen point as proposed, because another process measures it; `tell` what becomes of it.
+        """Count an unseen point as proposed, because its outcome comes from elsewhere; `tell` it.
 
         Raises:
             ValueError: The point was proposed before, or is not in the list.
@@ -218,7 +221,7 @@ class Search:
         self.ask()
 
     def give_back(self, index: int) -> None:
-        """Take back a point under way that will not be told: it is proposed again, before any other.
+        """Return a point under way without an outcome: it is proposed again, before any other.
 
         Raises:
             ValueError: The point is not under way.
@@ -233,13 +236,13 @@ class Search:
         self._first.appendleft(index)
 
     def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
-        """Report what became of a proposed point.
+        """Report the outcome of a proposed point.
 
         Args:
             index: The point, as `ask` returned it.
             median_ms: Its time in milliseconds; None where it was rejected.
-            outcome: In one word; the study keeps it with the trial.
-            why: Of a rejection; nothing is learnt from it.
+            outcome: "measured" or a rejection kind; the study keeps it with the trial.
+            why: Reason of a rejection; unused here.
 
         Raises:
             ValueError: The point is not under way, or the time is not a positive finite number.
@@ -254,7 +257,9 @@ class Search:
             self.study.tell(self._pending.pop(index), state=TrialState.FAIL)
             return
         if not (math.isfinite(median_ms) and median_ms > 0):
-            raise ValueError(f"median_ms = {median_ms} of point {index} is no time: tell None if rejected")
+            raise ValueError(
+                f"median_ms = {median_ms} of point {index} is not a time: tell None where it was rejected"
+            )
         self.study.tell(self._pending.pop(index), math.log(median_ms))
         if self.best is None or median_ms < self.best[1]:
             self.best = index, median_ms
@@ -268,7 +273,7 @@ class Search:
 
 
 def distributions(legal: Legal) -> dict[str, Any]:
-    """Give every trial's distributions: of each parameter the values that occur in the legal list."""
+    """Return the distribution of each parameter: categorical over the values that occur in the list."""
     from optuna.distributions import CategoricalDistribution
 
     return {
@@ -285,9 +290,9 @@ def _study(
     """Create a study whose every trial is the point that `propose` returns.
 
     Args:
-        distributions: Of every trial.
-        propose: Called with the study and the trial that begins.
-        inner: A sampler that wants to be told before a trial begins; None without one.
+        distributions: Of every trial, by parameter.
+        propose: Called with the study and the trial that begins; returns its parameters.
+        inner: A sampler whose `before_trial` is called before a trial begins; None without one.
     """
     import optuna
 

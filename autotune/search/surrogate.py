@@ -1,8 +1,8 @@
-"""Turns times measured at some points into a Gaussian process: what to expect, and how surely, at others.
+"""A Gaussian process in NumPy: the expected time and its uncertainty at points that were not measured.
 
 The covariance of two points is Matern's of order 5/2 with a length scale for each parameter (Rasmussen and
-Williams, Gaussian Processes for Machine Learning, 2006, eq. 4.17), plus noise. Scales and noise are the most
-probable ones given the times; the variance of the process follows from them.
+Williams, Gaussian Processes for Machine Learning, 2006, eq. 4.17), plus noise. Length scales and noise are
+the most probable ones given the times; the variance of the process follows from them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 
 Floats = NDArray[Any]
 
-# Priors, normal in the logarithm. Coordinates reach from 0 to 1, and times carry little noise.
-SCALE_SPREAD = 1.4
+# Priors, normal in the logarithm: coordinates range from 0 to 1, and times carry little noise.
+SCALE_SPREAD = 1.4  # standard deviation
 NOISE, NOISE_SPREAD = math.log(2.5e-3), 2.0
 LIMITS = (-4.0, 4.5)
 NOISE_LIMITS = (-9.5, -0.5)
-JITTER = 1e-6  # keeps matrices regular
-STEPS = 14  # of each fit, from where the last one ended
-LEAST_LIKELY = 0.05  # probability of a value, wherever
+JITTER = 1e-6  # added to the diagonal, keeps matrices positive definite
+STEPS = 14  # of each fit, which continues from the last one
+LEAST_LIKELY = 0.05  # lowest probability of a value at any point
 FIRST_STEP, STEP_LIMITS = 0.3, (0.01, 1.0)
 
 
 def covariance(a: Floats, b: Floats) -> Floats:
-    """Give Matern's covariance of order 5/2.
+    """Return Matern's covariance of order 5/2.
 
     Args:
         a: `[rows, coordinates]`, divided by the length scales.
@@ -48,10 +48,10 @@ def covariance(a: Floats, b: Floats) -> Floats:
 
 
 class Scales:
-    """The length scales and the noise; `fit` makes them more probable.
+    """The length scales and the noise, which `fit` improves.
 
     Args:
-        scale_of: `[coordinates]`, which length scale each coordinate has.
+        scale_of: `[coordinates]`, index of the length scale of each coordinate.
         count: Number of length scales.
     """
 
@@ -61,16 +61,16 @@ class Scales:
 
     @property
     def noise(self) -> float:
-        """Variance of the noise, in units of the process's."""
+        """Variance of the noise, as a multiple of the variance of the process."""
         return math.exp(self._logs[-1]) + JITTER
 
     def divide(self, coordinates: Floats) -> Floats:
-        """Divide coordinates by their length scales."""
+        """Return coordinates divided by their length scales."""
         factors = np.exp(-self._logs[:-1])[self._scale_of]
         return np.asarray(coordinates * factors.astype(coordinates.dtype))
 
     def fit(self, coordinates: Floats, values: Floats) -> None:
-        """Take `STEPS` steps towards the most probable scales (Rprop: only the signs of the slope count).
+        """Take `STEPS` steps of Rprop, which uses only the signs of the slope, to the most probable scales.
 
         Args:
             coordinates: `[points, coordinates]`, not divided.
@@ -96,9 +96,9 @@ class Scales:
 
 
 def _cost(logs: Floats, apart: Floats, values: Floats) -> tuple[float, Floats]:
-    """Give minus the logarithm of the scales' probability, up to a constant, and its slope.
+    """Return the negative log probability of the scales, up to a constant, and its gradient.
 
-    The variance of the process takes its most probable value (Rasmussen and Williams, eq. 5.8 and 5.9).
+    The variance of the process is set to its most probable value (Rasmussen and Williams, eq. 5.8 and 5.9).
     """
     count = len(values)
     shrink = np.exp(-2.0 * logs[:-1])
@@ -121,12 +121,11 @@ def _cost(logs: Floats, apart: Floats, values: Floats) -> tuple[float, Floats]:
 
 
 class Posterior:
-    """The process given points, at candidates.
+    """The Gaussian process conditioned on points, evaluated at candidates.
 
     Points are added a few at a time: each extends the inverse of the covariance's Cholesky factor by a row,
-    and costs one pass over the candidates. A point may have no value; then it counts as if the process's own
-    expectation had been measured there. Whether points have a value at all is a second process with the same
-    covariance.
+    and costs one pass over the candidates. A point without a value counts as if the expected value had been
+    measured there. Whether points have a value at all is a second process with the same covariance.
 
     Attributes:
         points: Indices of the points, in the order in which they were added.
@@ -137,13 +136,17 @@ class Posterior:
         self.points: list[int] = []
         self.candidates: NDArray[np.intp] = np.zeros(0, np.intp)
         self._scales = scales
-        self._at: Floats = np.zeros((0, 0), np.float32)  # coordinates, divided, of the points ...
+        self._at: Floats = np.zeros(
+            (0, 0), np.float32
+        )  # coordinates divided by length scales, of the points ...
         self._of: Floats = np.zeros((0, 0), np.float32)  # ... and of the candidates
         self._inverse: Floats = np.zeros((0, 0))  # of the Cholesky factor of the points' covariance
-        self._rows: Floats = np.zeros((0, 0), np.float32)  # that inverse times the covariance with candidates
-        self._weights: Floats = np.zeros((0, 2))  # of the values, and of what was usable
+        self._rows: Floats = np.zeros(
+            (0, 0), np.float32
+        )  # the inverse times the covariance with the candidates
+        self._weights: Floats = np.zeros((0, 2))  # of the values, and of whether there is one
         self._variance = 1.0
-        self._share = 1.0  # of the points that have a value
+        self._share = 1.0  # of the points, that have a value
 
     def add_candidates(self, indices: NDArray[np.intp], coordinates: Floats) -> None:
         """Add candidates, `[candidates, coordinates]`."""
@@ -180,11 +183,12 @@ class Posterior:
         self.points += indices
 
     def learn(self, values: Floats, usable: Floats) -> None:
-        """Take what is known of all points.
+        """Set what is known of all points.
 
         Args:
             values: `[points]`, NaN where there is none.
-            usable: `[points]`, 1 where there is a value, 0 where there never is one, NaN where none knows.
+            usable: `[points]`, 1 where there is a value, 0 where the point was rejected, NaN where that is
+                not known yet.
         """
         self._share = float(np.nanmean(usable))
         filled = self._filled(values)
@@ -192,7 +196,7 @@ class Posterior:
         self._variance = max(float(self._weights[:, 0] @ self._weights[:, 0]) / len(values), 1e-9)
 
     def _filled(self, values: Floats) -> Floats:
-        """Put what is expected where there is no value, from the inverse of the covariance."""
+        """Fill in the expected value where there is none, from the inverse of the covariance."""
         unknown = np.isnan(values)
         if not unknown.any():
             return values
@@ -203,11 +207,11 @@ class Posterior:
         return filled
 
     def at_candidates(self) -> tuple[Floats, Floats, Floats]:
-        """Give expectation, standard deviation and probability of a value at every candidate."""
+        """Return the mean, the standard deviation and the probability of a value at every candidate."""
         return self._judged(self._rows)
 
     def at(self, coordinates: Floats) -> tuple[Floats, Floats, Floats]:
-        """Give the same at other points, `[others, coordinates]`."""
+        """Return the same at other points, whose coordinates are `[others, coordinates]`."""
         return self._judged(self._rows_of(self._scales.divide(coordinates)))
 
     def _rows_of(self, divided: Floats) -> Floats:
