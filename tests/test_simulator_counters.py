@@ -65,16 +65,16 @@ def test_inactive_lanes_cost_nothing() -> None:
     half = LANES[:16]
     assert shared_traffic(half * 128, half, 4, True) == (1, 16, 1)
     assert shared_traffic(half * 16, half, 16, True) == (1, 2, 2)
-    assert global_traffic(half * 4, half, 4) == (1, 2)
-    assert global_traffic(LANES * 4, LANES * 3, 4) == (3, 6)
+    assert global_traffic(half * 4, half) == (1, 2)
+    assert global_traffic(LANES * 4, LANES * 3) == (3, 6)
 
 
 @pytest.mark.parametrize(
-    ("address", "size", "sectors"),
-    [(LANES * 4, 4, 4), (LANES * 4 + 4, 4, 5), (LANES * 0, 4, 1), (LANES * 16, 16, 16), (LANES * 400, 4, 32)],
+    ("address", "sectors"),
+    [(LANES * 4, 4), (LANES * 4 + 4, 5), (LANES * 0, 1), (LANES * 16, 16), (LANES * 400, 32)],
 )
-def test_sector_rule(address: np.ndarray, size: int, sectors: int) -> None:
-    assert global_traffic(address, LANES, size) == (1, sectors)
+def test_sector_rule(address: np.ndarray, sectors: int) -> None:
+    assert global_traffic(address, LANES) == (1, sectors)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

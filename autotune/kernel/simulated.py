@@ -1,4 +1,4 @@
-"""Turns PTX into launches in the simulator, on operands in host memory that are given by address."""
+"""Launches kernels in the simulator, on operands in host memory given by address."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ALLOCATION = 256  # bytes: the simulator takes the start of an allocation for a
 
 
 class NoArray:
-    """A type that no operand has: there is no short way to the simulator."""
+    """A type that no operand has, because the simulator has no fast path for arrays."""
 
 
 class SimulatedMachine:
-    """A GPU of the built-in table, simulated; its arrays are NumPy's.
+    """A simulated GPU of the built-in table; its arrays are NumPy's.
 
     Attributes:
         device: Its facts.
-        ordinal: None: it is none of this machine's.
+        ordinal: None: it is not a GPU of this machine.
         options: For the compiler: faults name lines of the source.
         ndarray: A type that no array has.
     """
@@ -41,7 +41,7 @@ class SimulatedMachine:
         self.device = device
 
     def current_stream(self, ordinal: int) -> Any:
-        """Nothing has a stream here."""
+        """Raise: there are no streams here."""
         raise NotImplementedError
 
     def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
@@ -49,7 +49,7 @@ class SimulatedMachine:
         return take(a, b, out, stream, host=True)
 
     def load(self, source: Source, binary: Binary) -> SimulatedLaunch:
-        """Make the kernel callable."""
+        """Return the kernel as a callable."""
         return SimulatedLaunch(source, binary)
 
 
@@ -64,7 +64,7 @@ def simulated_machine(target: str = DEFAULT_TARGET) -> SimulatedMachine:
 
 
 class SimulatedLaunch:
-    """A kernel in the simulator; calling it computes, and returns when C is there."""
+    """A kernel in the simulator; a call returns when C is complete."""
 
     def __init__(self, source: Source, binary: Binary) -> None:
         self._source = source
@@ -82,7 +82,7 @@ class SimulatedLaunch:
             stream: Ignored.
 
         Raises:
-            SimulationFault: The kernel did what no kernel may.
+            SimulationFault: The kernel did something that no CUDA kernel may do.
         """
         from autotune.measure.proof import workspace_of
         from autotune.simulator import run_ptx

@@ -1,9 +1,9 @@
-"""Turns a config into a `Verdict` without a GPU: miniatures of its problem, executed in the simulator.
+"""Verifies a config without a GPU: executes it in the simulator on small problems with the same edges.
 
 A miniature is the problem without most of its whole tiles. What remains decides the kernel's code: the same
 remainder of every extent (so the same guards and alignments), the same number of tiles modulo the pipeline's
 stages, the slices of k and the raster's groups. Every access, barrier and element of C is checked; what the
-simulator cannot know (see `autotune.simulator`) is left to a GPU.
+simulator does not model (see `autotune.simulator`) is left to a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNTILED = 32  # extent that stands for a tile in families that have none
 
 
 def miniatures(space: Space, config: Config, problem: Problem, device: Device) -> list[Problem]:
-    """Give the small problems that cover a config's edges on its problem.
+    """Return the small problems that cover a config's edges on its problem.
 
     The first runs the very code of the problem's kernel: at least two tiles each way, a second group of the
     raster, the main loop more than once (where k is cut into many parts, one tile, and once). Where its tiles
@@ -50,7 +50,7 @@ def miniatures(space: Space, config: Config, problem: Problem, device: Device) -
 def small_problem(
     space: Space, config: Config, problem: Problem, device: Device, *, tiles: int = 2, groups: bool = True
 ) -> Problem:
-    """Give one small problem with a config's edges, alignments and remainders; it runs the main loop twice.
+    """Return one small problem with a config's edges, alignments and remainders; it runs the main loop twice.
 
     Args:
         space: The config's family.
@@ -94,7 +94,7 @@ def prove(
 
     Raises:
         UsageError: The problem is strided.
-        UnsupportedPTX: The kernel holds an instruction that the simulator does not know.
+        UnsupportedPTX: The kernel holds an instruction that the simulator does not support.
         ToolchainError: NVRTC is missing or does not know the device.
     """
     if isinstance(problem, Strided):
@@ -115,7 +115,7 @@ def prove(
 
 
 def workspace_of(source: Source) -> tuple[NDArray[np.float32], ...]:
-    """Make the workspace of a kernel for the simulator, if it takes one: the arguments behind C."""
+    """Return the workspace of a kernel for the simulator, if it takes one: the arguments behind C."""
     size = source.launch.workspace_bytes
     return (np.zeros(size // FLOAT_BYTES, np.float32),) if size else ()
 
@@ -159,7 +159,7 @@ def _executed(
 
 
 def _shortened(extent: int, tile: int, least: int, period: int = 1) -> int:
-    """Take whole tiles from an extent while at least `least` remain, as many modulo `period` as before."""
+    """Shorten an extent to `least` tiles or more; keep the remainder, and the tiles modulo `period`."""
     tiles = -(-extent // tile)
     kept = least + (tiles - least) % period
     return extent - max(0, tiles - kept) * tile

@@ -1,8 +1,8 @@
-"""Turns PTX text and NumPy arrays into what a GPU would compute, with faults and counters, on the CPU.
+"""A CUDA simulator: executes PTX on NumPy arrays, reports faults, and counts instructions and memory traffic.
 
-It executes the PTX that NVRTC made (sm_75 to sm_121), not the SASS made from it: it knows no register
-allocation, no caches and no cycles. One basic block is one Python function over all lanes; at most 8192
-threads, or 256 MiB of their registers and shared memory, run at once (but always one whole block).
+It executes the PTX that NVRTC generates (sm_75 to sm_121), not the SASS assembled from it: it models no
+register allocation, no caches and no cycles. One basic block is one Python function over all lanes; at most
+8192 threads, or 256 MiB of their registers and shared memory, run at once (but always one whole block).
 
 Limits:
     - Races are looked for in shared memory; in global memory only stores of two blocks to one place are.
@@ -11,11 +11,10 @@ Limits:
       memory never ends; waiting at barriers, mbarriers and warp-wide instructions works.
     - A thread that has ended counts as present at later barriers, as on the hardware since Volta.
     - FMA, +, -, *, / and sqrt round once, as IEEE 754 and PTX say. exp2, log2, sin, cos, tanh, rsqrt and
-      approximate division are more exact than the hardware's; so are sums of the tensor cores (`tensor`).
-    - wgmma is known for TF32 with the 128-byte swizzle; that warps run its fence where registers need it is
-      only seen in part.
-    - Not known: ldmatrix, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
-      float16 FMA, printf, calls of functions that are not inlined. They are refused by name.
+      approximate division are more exact than the hardware's; so are sums of the tensor cores (`warp`).
+    - wgmma is supported for TF32 with the 128-byte swizzle; a missing wgmma.fence is found only in part.
+    - Not supported: ldmatrix, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
+      float16 FMA, printf, calls of functions that are not inlined. They are refused with their name.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Report:
-    """What a simulated launch brought besides the arrays it changed.
+    """The outcome of a simulated launch, besides the arrays it changed.
 
     Attributes:
         faults: Empty, or the fault that stopped the kernel.

@@ -1,4 +1,4 @@
-"""Turns a caller's launch and arguments into checked parameters and global memory."""
+"""Checks a caller's launch and arguments, and places them in parameters and global memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_launch(kernel: Kernel, grid: Extent, block: Extent, shared_bytes: int)
 def place_arguments(
     kernel: Kernel, args: Sequence[NDArray[Any] | int | float | np.generic], unit: int
 ) -> tuple[GlobalMemory, dict[str, bytes]]:
-    """Give every array an address and every parameter its bytes.
+    """Assign an address to every array and bytes to every parameter.
 
     Args:
         kernel: Its parameters decide the types.

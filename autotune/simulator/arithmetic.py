@@ -1,4 +1,4 @@
-"""Turns PTX arithmetic that NumPy lacks into NumPy: clamped shifts, bit fields, conversions."""
+"""PTX arithmetic that NumPy lacks: clamped shifts, bit fields, conversions with saturation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def inverse_sqrt(value: Values) -> Values:
 
 
 def is_number(value: Values) -> Values:
-    """Tell where a value is no NaN."""
+    """Return where a value is not NaN."""
     return np.equal(value, value)
 
 
@@ -53,7 +53,7 @@ def is_number(value: Values) -> Values:
 
 
 def integer_divide(a: Values, b: Values) -> Values:
-    """Divide towards zero; a division by zero gives all ones, as the hardware does."""
+    """Divide towards zero; division by zero yields all ones, as the hardware does."""
     a, b = np.asarray(a), np.asarray(b)
     zero = b == 0
     divisor = np.where(zero, b.dtype.type(1), b)
@@ -89,7 +89,7 @@ def multiply_high(a: Values, b: Values) -> Values:
 
 
 def shift_left(value: Values, amount: Values) -> Values:
-    """Shift left; amounts of the width and more give 0."""
+    """Shift left; amounts of at least the width yield 0."""
     value = np.asarray(value)
     bits = value.dtype.itemsize * 8
     shifted = np.left_shift(value, np.minimum(amount, np.uint32(bits - 1)).astype(value.dtype))
@@ -97,7 +97,7 @@ def shift_left(value: Values, amount: Values) -> Values:
 
 
 def shift_right(value: Values, amount: Values) -> Values:
-    """Shift right; amounts of the width and more give 0, or the sign of a signed value."""
+    """Shift right; amounts of at least the width yield 0, or the sign of a signed value."""
     value = np.asarray(value)
     bits = value.dtype.itemsize * 8
     shifted = np.right_shift(value, np.minimum(amount, np.uint32(bits - 1)).astype(value.dtype))
@@ -262,6 +262,6 @@ def round_tf32(value: Values, ties_away: bool) -> Values:
 
 
 def in_space(address: Values, space: str) -> Values:
-    """Tell where a generic address lies in a memory space (isspacep)."""
+    """Return where a generic address lies in a memory space (isspacep)."""
     window = np.asarray(address) >> np.uint64(56)
     return window == {"global": 0, "shared": 1, "local": 2}.get(space, 255)

@@ -1,4 +1,4 @@
-"""Turns one atomic instruction of many lanes into the memory it leaves, lane after lane."""
+"""Atomic operations, applied lane after lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns mbarrier instructions and bulk copies of many lanes into phases and shared memory."""
+"""Executes mbarrier instructions and bulk copies (cp.async.bulk)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from autotune.simulator.emitter import Access
 from autotune.simulator.load_store import LoadStore, Values
-from autotune.simulator.mbarriers import SLOT_BYTES, MBarriers
 from autotune.simulator.shared import Pattern, displaced
+from autotune.simulator.synchronisation import SLOT_BYTES, MBarriers
 
 GRANULE = 16  # bytes: addresses and sizes of bulk copies are multiples of it
 
@@ -71,7 +71,7 @@ class BulkCopies(LoadStore):
         return tokens
 
     def mbarrier_wait(self, access: Access, address: Values, mask: Any, parity: Values) -> Any:
-        """Execute mbarrier.try_wait or test_wait: tell whether the phase is complete, ``[lanes]`` bool."""
+        """Execute mbarrier.try_wait or test_wait: return whether the phase is complete, ``[lanes]`` bool."""
         assert self.mbarriers is not None
         passed = np.zeros(self.lanes.count, bool)
         lanes, slots = self._slots(access, address, mask)

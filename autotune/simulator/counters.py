@@ -1,4 +1,4 @@
-"""Turns executed instructions into `Counters`: Nsight Compute's metrics per kernel and per source line."""
+"""Counts instructions and memory traffic as Nsight Compute names them, per kernel and per source line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Counters:
-    """What a kernel did, counted.
+    """Instructions and memory traffic of one launch.
 
     Instructions are PTX instructions (the hardware executes SASS, which has other address arithmetic and
     moves). Memory traffic and floating-point operations are the hardware's numbers, but for a few wavefronts
@@ -93,7 +93,7 @@ class Tally:
         self.traffic[access, SHARED_CONFLICTS] += wavefronts - ideal
 
     def counters(self) -> Counters:
-        """Sum up."""
+        """Return the sums."""
         total: Counter[str] = Counter(dict.fromkeys(METRICS, 0))
         lines: dict[int, Counter[str]] = {}
         opcodes: Counter[str] = Counter()

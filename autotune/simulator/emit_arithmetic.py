@@ -1,4 +1,4 @@
-"""Turns PTX arithmetic, integer and floating-point, into Python statements."""
+"""Python statements for PTX arithmetic, integer and floating-point."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _plain(e: Emitter, x: Instruction, ufunc: str, inputs: int) -> None:
 
 
 def _directed(e: Emitter, x: Instruction, a: str, b: str, c: str) -> None:
-    """Write a * b + c with a rounding other than to nearest."""
+    """Write a * b + c, rounded towards zero, down or up."""
     (mode,) = set(x.parts[1:-1])  # .ftz or .sat besides the rounding is unknown
     e.write(x.operands[0], "f32", f"fma32_directed({a}, {b}, {c}, {mode!r})")
 

@@ -1,4 +1,4 @@
-"""Turns PTX logic, shifts and bit fields into Python statements."""
+"""Python statements for PTX logic, shifts and bit fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns PTX loads, stores, atomics and async copies into Python statements."""
+"""Python statements for PTX loads, stores, atomics and async copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.simulator.emitter import DTYPES, SPACES, Emitter, Handler
 from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
 
 
-def _memory_parts(e: Emitter, x: Instruction) -> tuple[str, int, str]:
+def _memory_parts(x: Instruction) -> tuple[str, int, str]:
     space = next((s for s in SPACES for part in x.parts if part.split("::")[0] == s), "generic")
     count = next((int(part[1]) for part in x.parts if re.fullmatch(r"v[248]", part)), 1)
     return space, count, x.parts[-1]
@@ -35,7 +35,7 @@ def _without_policy(x: Instruction, operands: tuple[str, ...]) -> tuple[str, ...
 
 def _ld(e: Emitter, x: Instruction) -> None:
     _check_qualifiers(e, x)
-    space, count, element = _memory_parts(e, x)
+    space, count, element = _memory_parts(x)
     targets = split_operands(x.operands[0].strip("{} "))
     if space == "param":
         found = re.fullmatch(r"\[\s*([\w$]+)\s*(?:\+\s*(\d+)\s*)?\]", x.operands[1])
@@ -45,7 +45,7 @@ def _ld(e: Emitter, x: Instruction) -> None:
             start = int(found[2] or 0) + number * TYPE_BITS[element] // 8
             e.write(target, element, f"M.parameter({found[1]!r}, {start}, {np.dtype(DTYPES[element]).name})")
         return
-    address, offset = e.address(x.operands[1], space)
+    address, offset = e.address(x.operands[1])
     access = e.access(x, space, "ld", element, count, offset)
     rows = ", ".join("None" if target == "_" else e.row(target, element) for target in targets)
     e.statement(f"M.load({access}, {address}, {e.active}, ({rows},))")
@@ -53,8 +53,8 @@ def _ld(e: Emitter, x: Instruction) -> None:
 
 def _st(e: Emitter, x: Instruction) -> None:
     _check_qualifiers(e, x)
-    space, count, element = _memory_parts(e, x)
-    address, offset = e.address(x.operands[0], space)
+    space, count, element = _memory_parts(x)
+    address, offset = e.address(x.operands[0])
     if space == "param":
         raise e.unsupported(x)
     access = e.access(x, space, "st", element, count, offset)
@@ -63,13 +63,13 @@ def _st(e: Emitter, x: Instruction) -> None:
 
 
 def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) -> None:
-    space, count, element = _memory_parts(e, x)
+    space, count, element = _memory_parts(x)
     operation = next(part for part in x.parts[1:] if part in _ATOMICS)
     _check_qualifiers(e, x, operation)
     if count != 1 or element == "f16":
         raise e.unsupported(x)
     operands = _without_policy(x, operands)
-    address, offset = e.address(operands[0], space)
+    address, offset = e.address(operands[0])
     access = e.access(x, space, "atom", element, 1, offset)
     values = ", ".join(e.read(operand, element) for operand in operands[1:])
     call = f"M.atomic({access}, {address}, {e.active}, {operation!r}, ({values},), {target != '_'})"
@@ -98,8 +98,8 @@ def _cp(e: Emitter, x: Instruction) -> None:
 def _copy(e: Emitter, x: Instruction) -> None:
     if not all(_QUALIFIERS.fullmatch(part) for part in x.parts[2:]):
         raise e.unsupported(x)
-    shared, shared_offset = e.address(x.operands[0], "shared")
-    source, source_offset = e.address(x.operands[1], "global")
+    shared, shared_offset = e.address(x.operands[0])
+    source, source_offset = e.address(x.operands[1])
     size = int(x.operands[2], 0)
     element, count = {4: ("b32", 1), 8: ("b32", 2), 16: ("b32", 4)}[size]
     to_access = e.access(x, "shared", "ldgsts", element, count, shared_offset)
@@ -116,10 +116,8 @@ def _bulk_copy(e: Emitter, x: Instruction) -> None:
         "L2::cache_hint",
     }:
         raise e.unsupported(x)
-    (shared, shared_offset), (source, source_offset) = (
-        e.address(operand, space) for operand, space in zip(x.operands, spaces, strict=False)
-    )
-    mbarrier, mbarrier_offset = e.address(x.operands[3], "shared")
+    (shared, shared_offset), (source, source_offset) = (e.address(operand) for operand in x.operands[:2])
+    mbarrier, mbarrier_offset = e.address(x.operands[3])
     to_access = e.access(x, "shared", "bulk", "b32", 4, shared_offset)
     from_access = e.access(x, "global", "bulk", "b32", 4, source_offset)
     barrier = e.access(x, "mbarrier", "bulk", "b64", 1, mbarrier_offset)
@@ -140,7 +138,7 @@ def _mbarrier(e: Emitter, x: Instruction) -> None:
     }
     has_target = name in ("arrive", "try_wait", "test_wait")
     address, *rest = x.operands[has_target:]
-    text, offset = e.address(address, "shared")
+    text, offset = e.address(address)
     access = e.access(x, "mbarrier", "mbarrier", "b64", 1, offset)
     place = f"{access}, {text}, {e.active}"
     if name == "init" and not modifiers:

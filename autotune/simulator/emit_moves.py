@@ -1,4 +1,4 @@
-"""Turns PTX comparisons, selections, moves and conversions into Python statements."""
+"""Python statements for PTX comparisons, selections, moves and conversions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns operands and results of PTX instructions into Python text that names register rows.
+"""Writes operands and results of PTX instructions as Python text that names register rows.
 
 ``u[3]`` is row 3 of the 32-bit registers as uint32, ``s[3]`` and ``f[3]`` the same bits as int32 and float32;
 ``U``, ``S``, ``F`` are the 64-bit registers, ``hu``, ``hs``, ``hf`` the 16-bit ones, ``p`` the predicates.
@@ -103,13 +103,13 @@ class Emitter:
         self.lines: list[str] = []
 
     def unsupported(self, x: Instruction) -> UnsupportedPTX:
-        """Make the error that names an instruction."""
+        """Return the error that names an instruction."""
         line = f" (source line {x.line})" if x.line else ""
         text = f"{x.opcode} {', '.join(x.operands)}".strip()
         return UnsupportedPTX(f"PTX instruction {text}{line} is not supported by the simulator")
 
     def constant(self, value: int | float, kind: str) -> str:
-        """Name a constant of a PTX type."""
+        """Return the name of a constant of a PTX type."""
         bits = TYPE_BITS[kind]
         if kind[0] in "bus" and kind != "bf16":
             value = int(value) & ((1 << bits) - 1)
@@ -122,12 +122,12 @@ class Emitter:
         return self._constants[key]
 
     def row(self, name: str, kind: str) -> str:
-        """Write the row of a register, seen as a PTX type of the same width."""
+        """Return the text of a register's row, seen as a PTX type of the same width."""
         bits, row = self.rows[name]
         return f"{_ROWS[bits, kind[0] if bits > 1 else 'b']}[{row}]"
 
     def read(self, operand: str, kind: str) -> str:
-        """Write an expression for an operand as a PTX type."""
+        """Return an expression for an operand, seen as a PTX type."""
         if operand in self.rows:
             have = self.rows[operand][0]
             if have == TYPE_BITS[kind]:
@@ -167,21 +167,21 @@ class Emitter:
         return self._constants[key]
 
     def symbol(self, name: str, kind: str) -> str:
-        """Write the address of a variable within its memory space."""
+        """Return an expression for a variable's address within its memory space."""
         symbol = self.kernel.symbols[name]
         if symbol.space in ("global", "const"):
             return f"M.memory.variables[{name!r}]"
         return self.constant(symbol.offset, kind)
 
     def write(self, destination: str, kind: str, expression: str) -> None:
-        """Assign an expression of a PTX type to a register."""
+        """Write the assignment of an expression of a PTX type to a register."""
         if destination == "_":
             return
         where = f", where={self._mask}" if self._mask else ""
         self.lines.append(f"copyto({self.row(destination, kind)}, {expression}{where})")
 
     def call(self, destination: str, kind: str, ufunc: str, *arguments: str, dtype: str = "") -> None:
-        """Assign the value of a ufunc to a register, without a temporary where all lanes run."""
+        """Write the assignment of a ufunc's value to a register, without a temporary where all lanes run."""
         if destination == "_":
             return
         extra = f", dtype={dtype}" if dtype else ""
@@ -221,7 +221,7 @@ class Emitter:
             self.names[f"A{found.index}"] = found
         return f"A{found.index}"
 
-    def address(self, operand: str, space: str) -> tuple[str, int]:
+    def address(self, operand: str) -> tuple[str, int]:
         """Split "[%rd1+4]" into an expression for the lanes' addresses and the constant offset."""
         found = re.fullmatch(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]", operand)
         if found is None:

@@ -1,4 +1,4 @@
-"""Turns what a kernel did wrong into a `Fault`: its kind, source line, block, thread and address."""
+"""What a kernel did wrong, as a `Fault`: its kind, source line, block, thread and address."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class SimulationFault(AutotuneError):
 
 
 class UnsupportedPTX(AutotuneError):
-    """The PTX text holds something this simulator does not know; it never guesses."""
+    """The PTX text is malformed, or holds something that the simulator does not support; it never guesses."""
 
 
 class Stop(Exception):
-    """Carries the first fault out of the generated code; never leaves this package."""
+    """Carries the first fault out of the generated code; it never leaves this package."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))

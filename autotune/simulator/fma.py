@@ -1,4 +1,4 @@
-"""Turns fused multiply-adds into NumPy, rounded once as the hardware does, singly or in runs."""
+"""Fused multiply-adds in NumPy, rounded once as on the hardware, one instruction or a run of them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ _BUFFERS = threading.local()
 
 
 def _buffer(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return memory that is used again and again: fresh pages cost more than the arithmetic."""
+    """Return memory that is reused: fresh pages cost more than the arithmetic."""
     count = math.prod(shape)
     found = getattr(_BUFFERS, name, None)
     if found is None or len(found) < count:

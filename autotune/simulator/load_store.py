@@ -1,4 +1,4 @@
-"""Turns the memory instructions of many lanes into checked and counted reads and writes."""
+"""Executes loads, stores, atomics and async copies over all lanes: checks and counts each access."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator.async_copies import AsyncCopies
 from autotune.simulator.atomics import apply_atomic
 from autotune.simulator.counters import Tally
 from autotune.simulator.emitter import LOCAL_WINDOW, SHARED_WINDOW, Access
 from autotune.simulator.faults import FaultKind
-from autotune.simulator.lanes import Lanes
+from autotune.simulator.lanes import Lanes, Registers
 from autotune.simulator.memory import GlobalMemory, Region, gather, scatter
 from autotune.simulator.races import RaceDetector
-from autotune.simulator.registers import Registers
 from autotune.simulator.shared import Pattern, SharedMemory, displaced
+from autotune.simulator.synchronisation import AsyncCopies
 from autotune.simulator.traffic import global_traffic
 
 Values = Any  # an array over lanes, or one NumPy scalar for a value that all lanes share
@@ -55,7 +54,7 @@ class LoadStore(Registers):
         self._global_patterns: dict[tuple[int, int], tuple[Any, Any, int, int]] = {}
 
     def allocate_local(self, lanes: int) -> None:
-        """Make the stacks of all threads."""
+        """Allocate the stacks of all threads."""
         self._local_stride = -(-self.local_bytes // 16) * 16
         self._local = np.zeros(lanes * self._local_stride, np.uint8)
 
@@ -72,7 +71,7 @@ class LoadStore(Registers):
             self.tally.predicated[index] += int(np.count_nonzero(np.broadcast_to(mask, (self.lanes.count,))))
 
     def sync_warp(self, mask: Any) -> None:
-        """Note a __syncwarp()."""
+        """Execute __syncwarp()."""
         if self.races is not None:
             self.races.sync_warps(mask)
 
@@ -224,7 +223,7 @@ class LoadStore(Registers):
     ) -> None:
         """Execute a cp.async: bytes beyond the source size become zero.
 
-        The bytes are written at once; that they must not be used before the wait is left to the checks.
+        The bytes are written immediately; the race checks report a use before the wait.
         """
         active, target = self._select(shared, mask)
         if len(target) == 0:
@@ -312,7 +311,7 @@ class LoadStore(Registers):
         return parts
 
     def _count_global(self, access: Access, parts: list[tuple[Any, Any, Any]], active: Any) -> None:
-        """Count sectors; addresses an earlier execution had, but for whole sectors, are not counted anew."""
+        """Count requests and sectors; a pattern seen before, shifted by whole sectors, is looked up."""
         assert self.tally is not None
         everyone = self.lanes.index if active is None else active
         for region, offsets, chosen in parts:
@@ -328,7 +327,7 @@ class LoadStore(Registers):
                 or not (known[1] == lanes).all()
             ):
                 shifted = relative - (int(relative.min()) & ~31)
-                known = (relative, lanes, *global_traffic(shifted, lanes, access.size))
+                known = (relative, lanes, *global_traffic(shifted, lanes))
                 self._global_patterns[key] = known
             self.tally.add_global(access, known[2], known[3])
 

@@ -1,4 +1,4 @@
-"""Turns a program and a launch into executed blocks: it decides which lanes run which basic block next."""
+"""Runs the blocks of a launch: decides which lanes execute which basic block next."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator.async_copies import AsyncCopies
-from autotune.simulator.barriers import BARRIERS, Barriers
 from autotune.simulator.counters import Tally
 from autotune.simulator.faults import Stop
-from autotune.simulator.lanes import WARP, Extent, Lanes
-from autotune.simulator.mbarriers import MBarriers
+from autotune.simulator.lanes import WARP, Extent, Lanes, bytes_per_lane
 from autotune.simulator.memory import GlobalMemory
 from autotune.simulator.program import Program
 from autotune.simulator.ptx import Instruction
 from autotune.simulator.races import RaceDetector
-from autotune.simulator.registers import bytes_per_lane
 from autotune.simulator.shared import SharedMemory
+from autotune.simulator.synchronisation import BARRIERS, AsyncCopies, Barriers, MBarriers
 from autotune.simulator.wgmma import Warpgroups, Wgmmas
 
 MAX_LANES = 8192  # threads that run at once
 GROUP_BYTES = (
     256 << 20
 )  # registers, stacks, shared memory and its bookkeeping of those threads, if they can be split
-PATIENCE = 100  # times that lanes may look at an mbarrier while nothing else happens
+PATIENCE = 100  # times that lanes may test an mbarrier while nothing else happens
 MAX_STEPS = 1_000_000  # basic blocks that one group of threads may execute
 _SHADOW_BYTES = 33  # kept with checks for each unit of shared memory whose races are told apart
 
@@ -195,7 +192,7 @@ class Machine(Warpgroups):
         return True
 
     def _retry(self, able: Any) -> None:
-        """Let lanes look again whether an mbarrier's phase is complete, but not for ever."""
+        """Let lanes test their mbarrier again, but not for ever."""
         seen, left = self._patience
         left = PATIENCE if seen != self.completions else left - 1
         self._patience = (self.completions, left)
@@ -232,7 +229,7 @@ class Machine(Warpgroups):
             raise self.lanes.stop("trap", "the kernel ran into a trap instruction", control.line, lane)
 
     def _end(self, chosen: Any) -> None:
-        """End lanes; those that wait for them need not any more."""
+        """End lanes; barriers no longer wait for them."""
         self.alive &= ~chosen
         self.parked[:] = False
         self._release()
@@ -264,7 +261,7 @@ class Machine(Warpgroups):
         self._release()
 
     def _release(self) -> None:
-        """Let go the lanes whose barrier is complete."""
+        """Release the lanes whose barrier is complete."""
         for block, at, whole in self.barriers.complete(self.alive):
             part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
             places = self.place[part][at]
@@ -277,7 +274,7 @@ class Machine(Warpgroups):
                 self.races.barrier(block)
 
     def _reduce(self, control: Instruction, part: slice, at: Any) -> None:
-        """Hand the lanes of a reducing barrier what all of them brought."""
+        """Write the reduction over all lanes of a barrier to each of them."""
         brought = self.barriers.condition[part][at]
         bits, row = self.program.emitter.rows[control.operands[0]]
         if bits == 1:
@@ -300,7 +297,7 @@ class Machine(Warpgroups):
         return self.lanes.stop("divergent-barrier", message, lines[rare], lane)
 
     def _warps_complete(self, members: str, mask: Any, warps: int) -> Any:
-        """Tell which lanes' warps have all the lanes that a warp-wide instruction names, ``[lanes]`` bool.
+        """Return the lanes whose warps have every lane that a warp-wide instruction names, ``[lanes]`` bool.
 
         With several warps, all living ones among as many, counted from the block's first, must be there.
         """
@@ -319,7 +316,7 @@ class Machine(Warpgroups):
         return np.repeat(~incomplete, WARP)
 
     def _stuck(self) -> Stop:
-        """Nobody can run: name the barrier or the warp-wide instruction that never completes."""
+        """Return the fault that names the barrier or warp-wide instruction at which no lane can go on."""
         parked = self.parked & self.alive
         if parked.any():
             lane = int(np.argmax(parked))

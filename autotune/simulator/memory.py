@@ -1,4 +1,4 @@
-"""Turns arrays into the global memory of a simulated GPU: spaced addresses, checked accesses."""
+"""Global memory of a simulated GPU: every array in an address window of its own, every access checked."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class GlobalMemory:
         return "far from every array"
 
     def claim(self, access: Access, region: Region, offsets: Any, lanes: Any, geometry: Lanes) -> None:
-        """Note which block stores where; stop if another block stored there before."""
+        """Record which block stores where; stop if another block stored there before."""
         if region.owners is None:
             region.owners = np.zeros(-(-(region.size + ALLOCATION_ALIGN) // self.unit), np.int32)
         mine = (geometry.block_ids[lanes] + 1).astype(np.int32)

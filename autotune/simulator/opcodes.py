@@ -1,4 +1,4 @@
-"""Turns one PTX instruction into the Python statements that execute it on all lanes or on some."""
+"""The table of opcodes: writes the Python statements that execute one PTX instruction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from autotune.simulator import (
     emit_memory,
     emit_moves,
     emit_warp,
-    emit_wgmma,
 )
 from autotune.simulator.emitter import Emitter, Handler
 from autotune.simulator.ptx import Instruction
@@ -19,24 +18,23 @@ _HANDLERS: dict[str, Handler] = {
     **emit_moves.HANDLERS,
     **emit_memory.HANDLERS,
     **emit_warp.HANDLERS,
-    **emit_wgmma.HANDLERS,
 }
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
 _WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "elect", "wgmma")
 
 
 def is_warp_wide(x: Instruction) -> bool:
-    """Tell whether the lanes of a warp must arrive together: shfl.sync, mma.sync and the like."""
+    """Return whether the lanes of a warp must arrive together: shfl.sync, mma.sync and the like."""
     return x.parts[0] in _WARP_WIDE or x.parts[:2] == ("bar", "warp")
 
 
 def is_control(x: Instruction) -> bool:
-    """Tell whether an instruction may send lanes elsewhere or make them wait for their block."""
+    """Return whether an instruction may send lanes elsewhere or make them wait for their block."""
     return x.parts[0] in _CONTROL and not is_warp_wide(x)
 
 
 def emit(emitter: Emitter, x: Instruction, index: int, masked: bool) -> list[str]:
-    """Write the statements for one instruction that is no control transfer.
+    """Return the statements for one instruction that is not a control transfer.
 
     Args:
         emitter: Of its kernel.

@@ -1,4 +1,4 @@
-"""Turns a kernel's instructions into basic blocks, and each block into one Python function over all lanes."""
+"""Compiles a kernel: splits it into basic blocks, and generates a Python function over all lanes for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator import arithmetic, fma, tensor, warp
+from autotune.simulator import arithmetic, fma, warp
 from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Emitter
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
@@ -76,7 +76,7 @@ class Program:
         self._namespace.update(
             {
                 name: value
-                for name, value in (vars(arithmetic) | vars(fma) | vars(tensor)).items()
+                for name, value in (vars(arithmetic) | vars(fma)).items()
                 if callable(value) and name[0] != "_"
             }
         )
@@ -128,7 +128,7 @@ class Program:
 
     @staticmethod
     def is_plain_barrier(x: Instruction) -> bool:
-        """Tell whether a control transfer is __syncthreads()."""
+        """Return whether a control transfer is __syncthreads()."""
         return x.parts[0] in ("bar", "barrier") and "sync" in x.parts and len(x.operands) == 1
 
     def line_of(self, number: int) -> int:
@@ -197,7 +197,7 @@ class Program:
         return function
 
     def _run_end(self, index: int, stop: int) -> int:
-        """Find the end of a run of like instructions, none of which depends on another one."""
+        """Return the end of a run of equal instructions, none of which depends on another one."""
         opcode, inputs = self.kernel.instructions[index].opcode, _RUNS[self.kernel.instructions[index].opcode]
         written: set[str] = set()
         read: set[str] = set()
@@ -242,7 +242,7 @@ class Program:
 
 
 def _as_grid(rows: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], tuple[int, int] | None]:
-    """Order FMAs as an outer product if they are one: every left row times every right row, once."""
+    """Return FMAs in the order of an outer product if they are one: every left row times every right row."""
     left, right = {row[1] for row in rows}, {row[2] for row in rows}
     if len(left) * len(right) != len(rows) or len({row[1:3] for row in rows}) != len(rows) or len(rows) < 4:
         return rows, None
@@ -253,10 +253,10 @@ def _as_grid(rows: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], tuple[
 
 @lru_cache(maxsize=32)
 def load_program(ptx: str, entry: str) -> Program:
-    """Parse a kernel and prepare it for execution; the last few are kept.
+    """Return a kernel parsed and prepared for execution; the last 32 are kept.
 
     Raises:
         UsageError: The text has no such kernel.
-        UnsupportedPTX: It holds something this simulator does not know.
+        UnsupportedPTX: It is malformed, or holds something that the simulator does not support.
     """
     return Program(parse_kernel(ptx, entry))

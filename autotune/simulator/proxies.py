@@ -1,4 +1,4 @@
-"""Turns writes, fences and the tensor cores' reads of shared memory into faults of their order.
+"""The order of writes to shared memory, proxy fences and the tensor cores' reads: what is missing is a fault.
 
 The tensor cores read shared memory past the path of ordinary accesses (in the PTX ISA's words, through the
 async proxy) and while the kernel goes on. So who writes what they read must run fence.proxy.async between the
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator.async_copies import AsyncCopies
 from autotune.simulator.emitter import Access
 from autotune.simulator.lanes import Lanes
 from autotune.simulator.shared import Pattern, SharedMemory
+from autotune.simulator.synchronisation import AsyncCopies
 
 _PLAIN = -1  # not written by a cp.async
 

@@ -1,4 +1,4 @@
-"""Turns PTX text into a `Kernel`: its parameters, symbols, registers and one list of instructions."""
+"""Parses PTX text into a `Kernel`: parameters, variables, registers and a list of instructions."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def parse_kernel(ptx: str, entry: str) -> Kernel:
 
     Raises:
         UsageError: The text has no such kernel.
-        UnsupportedPTX: It declares something this simulator does not know.
+        UnsupportedPTX: It declares something that the simulator does not support.
     """
     text = _COMMENT.sub("", ptx)
     header = re.search(rf"\.entry\s+{re.escape(entry)}\s*(?:\((.*?)\))?([^{{]*)\{{", text, re.S)
@@ -310,7 +310,7 @@ class _Body:
                 self.kernel.registers[self._declared(single) if self.scopes else single] = bits
 
     def _declared(self, name: str) -> str:
-        """Give a name of an inner scope its own spelling."""
+        """Return a unique spelling for a name of an inner scope."""
         unique = f"{name}${self.scope_count}"
         self.scopes[-1][name] = unique
         return unique

@@ -1,4 +1,4 @@
-"""Turns the order of shared-memory accesses into verdicts: races, reads of nothing, async copies used early.
+"""Detects races, uninitialised reads and async copies used too early in shared memory.
 
 Barriers divide the life of a block into epochs. Each unit of shared memory remembers who wrote it last and
 who read it, as ``epoch * codes + code``: the code is a thread, a warp (several threads of it), "several
@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator.async_copies import AsyncCopies
 from autotune.simulator.emitter import Access
 from autotune.simulator.faults import FaultKind, Stop
 from autotune.simulator.lanes import WARP, Lanes
-from autotune.simulator.mbarriers import MBarriers
 from autotune.simulator.proxies import Proxies
 from autotune.simulator.shared import Pattern, SharedMemory
+from autotune.simulator.synchronisation import AsyncCopies, MBarriers
 
 NOTHING = 1 << 62  # nothing wrote this unit
 IN_FLIGHT = 1 << 61  # + lane: an async copy of that lane wrote it
@@ -54,7 +53,7 @@ class RaceDetector:
             self.read_sync = np.zeros(len(self.writers), np.int64)
 
     def sync_warps(self, mask: Any) -> None:
-        """Note that the active lanes' warps were synchronised."""
+        """Record that the active lanes' warps were synchronised."""
         if mask is None:
             self.warp_sync += 1
             np.copyto(self.copies.shown, self.copies.waited)
@@ -90,7 +89,7 @@ class RaceDetector:
         return self.epochs[found.blocks] * self.shared.codes
 
     def read(self, access: Access, found: Pattern) -> None:
-        """Check and note a read."""
+        """Check and record a read."""
         start = self._start(found)
         writers = self.writers.take(found.words)
         if (writers >= start).any():
@@ -107,7 +106,7 @@ class RaceDetector:
     def write(
         self, access: Access, found: Pattern, in_flight: bool, ticket: tuple[int, int] | None = None
     ) -> None:
-        """Check and note a write.
+        """Check and record a write.
 
         Args:
             access: The instruction.
@@ -152,7 +151,7 @@ class RaceDetector:
             self.write_sync[found.words] = self.warp_sync[found.lane // WARP]
 
     def update(self, access: Access, found: Pattern) -> None:
-        """Check and note an atomic operation; atomics do not conflict with each other."""
+        """Check and record an atomic operation; atomics do not conflict with each other."""
         start = self._start(found)
         stamp = start + self.shared.atomic
         writers = self.writers.take(found.words)
@@ -178,7 +177,7 @@ class RaceDetector:
         return np.where(one_warp, stride + warp_now, several)
 
     def _ordered_by_warp(self, found: Pattern, codes: Any, synced: Any) -> Any:
-        """Tell where the other access came from the same warp, before its last __syncwarp()."""
+        """Return where the other access came from the same warp, before its last __syncwarp()."""
         stride = self.lanes.stride
         warp = np.where(
             codes < stride, codes // WARP, np.where(codes < self.shared.several, codes - stride, -1)
@@ -188,7 +187,7 @@ class RaceDetector:
         return (warp == own) & (synced[found.words] < self.warp_sync[found.lane // WARP])
 
     def _examine(self, access: Access, found: Pattern, writers: Any, start: Any, writing: bool) -> None:
-        """Decide about units whose last write is not known to lie in an earlier epoch."""
+        """Check units whose last write may not lie in an earlier epoch."""
         nothing = writers == NOTHING
         if not writing and nothing.any():
             raise self._stop(
@@ -278,7 +277,7 @@ class RaceDetector:
         why: str,
         not_thread: int | None = None,
     ) -> Stop:
-        """Report the unit at a position of the pattern, in the name of a lane that touches it."""
+        """Report the unit at a position of the pattern, with a lane that touches it."""
         unit = int(found.words[where]) * self.shared.unit
         lane = int(found.lane[where])
         if not_thread is not None and int(self.lanes.thread[lane]) == not_thread:

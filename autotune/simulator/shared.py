@@ -1,4 +1,4 @@
-"""Turns shared-memory addresses into checked reads and writes; remembers what repeated addresses mean."""
+"""Shared memory of a group of blocks: checks addresses once, and recognises those that repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the addresses of one memory instruction into what the hardware counts: sectors and wavefronts.
+"""Sectors and wavefronts of a memory instruction, counted from its addresses as the hardware counts them.
 
 The rules give Nsight Compute's numbers for the kernels they were compared with on an H200; the wavefronts
 of ``cp.async`` on the shared side and of accesses wider than 16 bytes were not compared.
@@ -33,13 +33,12 @@ def _distinct(table: Any) -> Any:
     return (new & (ordered >= 0)).sum(axis=1)
 
 
-def global_traffic(address: Any, lanes: Any, size: int) -> tuple[int, int]:
+def global_traffic(address: Any, lanes: Any) -> tuple[int, int]:
     """Count requests (warps) and 32-byte sectors of a global access.
 
     Args:
         address: Byte address of each active lane, ``[active]`` int64.
         lanes: The active lanes, ``[active]``.
-        size: Bytes per lane.
     """
     table = _by_warp(address, lanes)
     sectors = np.where(table < 0, -1, table // SECTOR_BYTES)

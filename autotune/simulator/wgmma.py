@@ -1,4 +1,4 @@
-"""Turns wgmma instructions of many warpgroups into sums, which reach registers when they are waited for.
+"""Executes wgmma, the asynchronous products of warpgroups; sums reach registers when they are waited for.
 
 A product is computed when it starts. Until its group is waited for, its sums are kept aside and their
 registers hold NaN; registers that it reads must keep their values, and shared memory that it reads may not be
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.bulk import BulkCopies
-from autotune.simulator.emit_wgmma import Product
+from autotune.simulator.emit_warp import Product
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARP, WARPGROUP, Lanes
 from autotune.simulator.load_store import Values
 from autotune.simulator.shared import Pattern
-from autotune.simulator.tensor import sum_fragments, sum_registers, tf32, tf32_fragments, to_zero
+from autotune.simulator.warp import sum_fragments, sum_registers, tf32, tf32_fragments, to_zero
 
 DEPTH = 8  # TF32 elements along k of one instruction
 ROWS = 16  # of one warp, of the 64 of an instruction
@@ -91,7 +91,7 @@ class Warpgroups(BulkCopies):
         self.wgmmas.committed[self._warps(mask)] += 1
 
     def wgmma_wait(self, pending: int, mask: Any) -> None:
-        """Execute wgmma.wait_group: hand out the sums of all groups but the last `pending`."""
+        """Execute wgmma.wait_group: write the sums of all groups but the last `pending` to registers."""
         state = self.wgmmas
         assert state is not None
         warps = self._warps(mask)
@@ -117,7 +117,7 @@ class Warpgroups(BulkCopies):
                     del state.flying[row], state.aside[row]
 
     def _finish(self, each: Started, done: Any) -> None:
-        """Check that the operands of a product are what they were, and let go of what it read."""
+        """Check that a product's operands are unchanged, and release what it read."""
         if each.left is not None:
             lanes = _lanes_of(each.warps[done])
             before = each.left.reshape(4, -1, WARP)[:, done].reshape(4, -1)
@@ -143,7 +143,7 @@ class Warpgroups(BulkCopies):
             mask: Active lanes.
 
         Raises:
-            Stop: It misses a warp, a fence, or something that it reads may not be read now.
+            Stop: A warp or a fence is missing, or an operand may not be read yet.
         """
         state = self.wgmmas
         assert state is not None
@@ -232,7 +232,7 @@ class Warpgroups(BulkCopies):
         return tf32(self.shared.view(np.dtype(np.uint32)).take(offsets))
 
     def _note_reads(self, product: Product, places: list[Any], firsts: Any, blocks: Any) -> Pattern | None:
-        """Check and note what a product reads of shared memory."""
+        """Check and record what a product reads of shared memory."""
         races = self.races
         if races is None or races.proxies is None:
             return None

@@ -1,14 +1,72 @@
-"""Turns arrivals and transferred bytes at mbarriers, which lie in shared memory, into completed phases."""
+"""Barriers, mbarriers and groups of cp.async: which lanes wait, and what each may rely on afterwards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from autotune.simulator.lanes import Lanes
 
-SLOT_BYTES = 8
+BARRIERS = 16  # per block, as in hardware
+SLOT_BYTES = 8  # of an mbarrier
+
+
+class Barriers:
+    """The barriers of all blocks, and the lanes that wait at them.
+
+    Attributes:
+        waiting: Lanes that wait, ``[lanes]`` bool.
+        condition: What each waiting lane brought to a reducing barrier, ``[lanes]`` bool.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.waiting = np.zeros(lanes.count, bool)
+        self.condition = np.zeros(lanes.count, bool)
+        self._number = np.zeros(lanes.count, np.int64)
+        self._expected = np.zeros(lanes.count, np.int64)
+        self._arrived = np.zeros((lanes.blocks, BARRIERS), np.int64)  # threads that did not stay to wait
+
+    def wait(self, chosen: Any, number: Any, expected: Any) -> None:
+        """Let the chosen lanes wait at a barrier.
+
+        Args:
+            chosen: ``[lanes]`` bool.
+            number: Barrier of each lane, ``[lanes]``.
+            expected: Threads it needs, ``[lanes]``; 0 for all living threads of the block.
+        """
+        self._number[chosen] = number[chosen]
+        self._expected[chosen] = expected[chosen]
+        self.waiting |= chosen
+
+    def arrive(self, chosen: Any, number: Any, expected: Any) -> None:
+        """Count the chosen lanes without making them wait (bar.arrive)."""
+        self._expected[chosen] = expected[chosen]
+        np.add.at(self._arrived, (self.lanes.block[chosen], number[chosen].astype(np.int64)), 1)
+
+    def complete(self, alive: Any) -> Iterator[tuple[int, Any, bool]]:
+        """Release complete barriers.
+
+        Yields:
+            (block, its lanes that go on ``[stride]`` bool, whether the barrier was one for the whole block).
+        """
+        stride = self.lanes.stride
+        waiting = (self.waiting & alive).reshape(-1, stride)
+        for block in np.flatnonzero(waiting.any(axis=1)).tolist():
+            part = slice(block * stride, (block + 1) * stride)
+            here, living = waiting[block], alive[part]
+            for number in np.unique(self._number[part][here]).tolist():
+                at = here & (self._number[part] == number)
+                expected = int(self._expected[part][at].max())
+                if expected == 0 and not (at == living).all():
+                    continue
+                if expected and int(at.sum()) + int(self._arrived[block, number]) < expected:
+                    continue
+                self.waiting[part][at] = False
+                self._arrived[block, number] = 0
+                yield block, at, expected == 0
 
 
 class MBarriers:
@@ -37,11 +95,11 @@ class MBarriers:
         self.carried = np.zeros((lanes.blocks, 0, 0), np.int64)
 
     def exists(self, slots: Any) -> Any:
-        """Tell which slots hold an mbarrier."""
+        """Return which slots hold an mbarrier."""
         return self._expected[slots] > 0
 
     def initialise(self, slots: Any, counts: Any, slots_per_block: int) -> None:
-        """Make mbarriers that expect a number of arrivals per phase."""
+        """Create mbarriers that expect a number of arrivals per phase."""
         for offset in np.unique(slots % slots_per_block).tolist():
             if offset not in self._columns:
                 self._columns[offset] = len(self._columns)
@@ -79,7 +137,7 @@ class MBarriers:
         np.add.at(self._bytes, slots, sizes)
 
     def transfer(self, slot: int, size: int) -> list[int]:
-        """Note bytes that have come in; return the slot if that completed a phase."""
+        """Record bytes that have arrived; return the slot if that completed a phase."""
         self._bytes[slot] -= size
         return self._complete(slot)
 
@@ -91,17 +149,17 @@ class MBarriers:
         return [slot]
 
     def is_complete(self, slots: Any, parity: Any) -> Any:
-        """Tell whether the phase with a parity (0 or 1) is complete, which the next one's beginning shows."""
+        """Return whether the phase of a parity (0 or 1) is complete: whether the next one has begun."""
         return self._phase[slots] & 1 != parity & 1
 
     def observe(self, slots: Any, lanes: Any) -> None:
-        """Note that lanes saw the current phases begin."""
+        """Record that lanes saw the current phases begin."""
         column = self._column[slots]
         self.observed[lanes] = np.maximum(self.observed[lanes], self.carried[self.lanes.block[lanes], column])
         self.observed[lanes, column] = np.maximum(self.observed[lanes, column], self._phase[slots])
 
     def publish(self, block: int | None) -> None:
-        """Let every thread of a block (None: of all blocks) know what one of them has seen."""
+        """Share what any thread of a block (None: of each block) has seen with all its threads."""
         stride = self.lanes.stride
         blocks = range(self.lanes.blocks) if block is None else (block,)
         for number in blocks:
@@ -113,8 +171,37 @@ class MBarriers:
         return int(self._column[slot]), int(self._phase[slot])
 
     def knows(self, lanes: Any, columns: Any, phases: Any) -> Any:
-        """Tell whether lanes may rely on the completion of a phase."""
+        """Return whether lanes may rely on the completion of a phase."""
         if not self.observed.shape[1]:
             return np.zeros(len(lanes), bool)
         seen = np.maximum(self.observed[lanes, columns], self.published[self.lanes.block[lanes], columns])
         return seen > phases
+
+
+class AsyncCopies:
+    """The groups of cp.async of every lane.
+
+    Attributes:
+        committed: Groups each lane has committed, ``[lanes]`` int64: the number of the group being filled.
+        waited: Groups each lane knows to be complete, ``[lanes]`` int64.
+        published: The same at the block's last barrier: what the other threads may rely on.
+        shown: The same at the warp's last __syncwarp(): what the other threads of the warp may rely on.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.committed = np.zeros(lanes, np.int64)
+        self.waited = np.zeros(lanes, np.int64)
+        self.published = np.zeros(lanes, np.int64)
+        self.shown = np.zeros(lanes, np.int64)
+
+    def commit(self, mask: Any) -> None:
+        """Close the group that each active lane is filling."""
+        self.committed += 1 if mask is None else mask
+
+    def wait(self, pending: int | None, mask: Any) -> None:
+        """Wait until at most ``pending`` groups of each active lane are incomplete; None: until none is."""
+        if pending is None:
+            self.commit(mask)
+            pending = 0
+        complete = np.maximum(self.waited, self.committed - pending)
+        np.copyto(self.waited, complete, where=True if mask is None else mask)
