@@ -11,7 +11,7 @@ from tuning import Bench
 
 from autotune import records
 from autotune.errors import DeviceError, SpaceError, UsageError
-from autotune.kernel.best import _fastest
+from autotune.kernel.best import _fastest, _tune
 from autotune.measure.worker import GpuWorker
 from autotune.space.space import Space
 from autotune.tuning import workshop
@@ -257,9 +257,10 @@ def test_a_kernel_of_any_math_searches_for_those_that_have_no_record(bench):
     """`best_kernel` on a GPU that a stub stands for."""
     machine = SimpleNamespace(device=H200, ordinal=0)
     problems = [Problem(64, 64, 8, math=math) for math in MATHS]
-    found = _fastest(problems, machine, "exact", True, "20s", Space.load(bench.few), bench.root)
-    assert found == "ffma"
+    space = Space.load(bench.few)
+    _tune(problems, machine, "20s", space, bench.root)
+    assert _fastest(problems, machine, "exact", [space], bench.root) == problems[0]
     assert [path.name for path in bench.root.glob("*/*.json")] == [f"plain_{problems[0].key}.json"]
     count = bench.measured.total()
-    assert _fastest(problems, machine, "exact", True, "20s", Space.load(bench.few), bench.root) == "ffma"
+    _tune(problems, machine, "20s", space, bench.root)
     assert bench.measured.total() == count == 15

@@ -7,8 +7,7 @@ import pytest
 
 from autotune import best_kernel
 from autotune.errors import UsageError
-from autotune.kernel.checked import CheckedKernel
-from autotune.kernel.kernel import Kernel
+from autotune.kernel.kernel import CheckedKernel, Kernel
 
 
 @pytest.fixture(scope="module")

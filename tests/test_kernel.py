@@ -484,7 +484,7 @@ def recorder(root, monkeypatch):
     monkeypatch.setattr(libraries, "ordinal_of", lambda name, address: 1 if address >= 1 << 30 else 0)
     choice = next(Choices(PROBLEM, H200, root=root).exact())
     binary = compile_text(choice.source.text, choice.source.entry, "sm_90")
-    return machine, Kernel(choice, binary, machine, H200, root)
+    return machine, Kernel(choice, binary, machine, root)
 
 
 A, B, C = Fake((40, 20), 1 << 20), Fake((20, 24), 2 << 20), Fake((40, 24), 3 << 20)

@@ -1,4 +1,4 @@
-"""What production code calls: the best kernel there is for a problem, as a function on arrays."""
+"""What production code calls: the best kernel for a problem, as a function on arrays."""
 
 from autotune.kernel.best import best_kernel
 from autotune.kernel.kernel import Kernel

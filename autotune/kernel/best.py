@@ -1,4 +1,4 @@
-"""Turns a problem into the best `Kernel` that there is for it, without ever searching unless asked to."""
+"""`best_kernel`: find the best kernel there is for a problem, and search for one only when asked to."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import Binary
 from autotune.errors import DeviceError, RecordMissing, Rejected, ToolchainError, UsageError
-from autotune.kernel.checked import CheckedKernel
 from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
-from autotune.kernel.kernel import Kernel, Machine
+from autotune.kernel.kernel import CheckedKernel, Kernel, Machine
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
 from autotune.space.space import Space, families
-from autotune.values.problem import ANY, MATHS, Math, Problem
+from autotune.values.problem import MATHS, Problem, asked_maths
 from autotune.values.suite import Shape
 
 Policy = Literal["any", "exact"]
@@ -45,10 +44,11 @@ def best_kernel(
     space: Space | None = None,
     root: Path | None = None,
 ) -> Kernel:
-    """Find the best kernel for a problem: the record of this very problem on this device, or what comes next.
+    """Return the best kernel for a problem: the record of this very problem on this device, or a substitute.
 
-    What comes next: the record of the nearest size, one of another GPU of the same compute capability, a
-    preset; `Kernel.served` says which. A record that does not compile here is passed over with a warning.
+    Substitutes are, in this order, the record of the nearest size, one of another GPU of the same compute
+    capability, a preset; `Kernel.served` says which. A record that does not compile here is passed over with
+    a warning.
 
     Args:
         m: Rows of C.
@@ -56,21 +56,21 @@ def best_kernel(
         k: Length of each dot product.
         layout: "nn", "nt", "tn" or "tt": see `Problem`.
         beta: 1 for a kernel that reads C.
-        math: Arithmetic: see `Problem`. "any" takes what is served fastest, of all: by its time where it was
-            measured for this very problem, else by the static estimate; `Kernel.problem` says which it is.
+        math: Arithmetic: see `Problem`. "any" takes the fastest of all: by its time where it was measured for
+            this very problem, else by the static estimate; `Kernel.problem` says which it is.
         check_finite: Where the math is "3xtf32": look at the operands before each call, and leave those with
             an infinity or NaN to the FP32 kernel, as `CheckedKernel` does.
         device: CUDA ordinal of a GPU; CuPy's current one when not given. "simulator" runs the kernel on NumPy
             arrays on the CPU, as an H200 would; "simulator:a100" as another GPU of the table.
-        policy: "any" takes what comes next; "exact" only a record of this very problem and device.
+        policy: "any" allows substitutes; "exact" only a record of this very problem and device.
         tune: Search now if there is no such record; with math "any", for each math that has none.
-        budget: Of that search, or of those searches together: a time then.
+        budget: Budget of that search; with math "any" a time for all searches together.
         space: The family to look at, such as one of your own; all built-in ones when not given.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
 
     Raises:
         ProblemError: The problem is out of range.
-        UsageError: The policy or device is none, or no kernel family computes the problem.
+        UsageError: The policy or device is unknown, or no kernel family computes the problem.
         DeviceError: No usable GPU.
         RecordMissing: The policy is "exact" and no record serves; the message names the command to run.
         ToolchainError: Nothing could be compiled.
@@ -82,26 +82,17 @@ def best_kernel(
     >>> kernel(numpy.ones((33, 20), "f"), numpy.ones((20, 17), "f"))[0, :3]
     array([20., 20., 20.], dtype=float32)
     """
-    if math == ANY:
-        problems = [Problem(m, n, k, layout, beta, each) for each in MATHS]  # type: ignore[arg-type]
-        math = _fastest(problems, machine_of(device), policy, tune, budget, space, root)
-        tune = False
-    problem = Problem(m, n, k, layout, beta, math)  # type: ignore[arg-type]  # Problem checks the words
-    if check_finite and problem.math != "ffma":
-        wanted = {"device": device, "policy": policy, "tune": tune, "budget": budget, "root": root}
-        emulating = best_kernel(m, n, k, layout, beta=beta, math=math, space=space, **wanted)  # type: ignore[arg-type]
-        return CheckedKernel(emulating, best_kernel(m, n, k, layout, beta=beta, **wanted))  # type: ignore[arg-type]
-    spaces = None if space is None else [space]
-    machine = machine_of(device)
+    machine, spaces = machine_of(device), None if space is None else [space]
+    problems = [Problem(m, n, k, layout, beta, each) for each in asked_maths(math)]  # type: ignore[arg-type]
     if tune:
-        if machine.ordinal is None:
-            raise UsageError("nothing is tuned in the simulator: leave out tune=True, or run 'autotune tune'")
-        choices = Choices(problem, machine.device, spaces=spaces, root=root)
-        if next(choices.exact(), None) is None:
-            from autotune.tuning.tuner import tune as search
-
-            search(problem, space=space, budget=budget, ordinal=machine.ordinal, root=root)
-    return load(problem, machine, policy=policy, spaces=spaces, root=root)
+        _tune(problems, machine, budget, space, root)
+    problem = problems[0] if len(problems) == 1 else _fastest(problems, machine, policy, spaces, root)
+    strict = None
+    if check_finite and problem.math != MATHS[0]:
+        strict = best_kernel(
+            m, n, k, layout, beta=beta, device=device, policy=policy, tune=tune, budget=budget, root=root
+        )
+    return load(problem, machine, policy=policy, spaces=spaces, root=root, strict=strict)
 
 
 def require_policy(policy: object) -> None:
@@ -117,15 +108,17 @@ def load(
     policy: Policy = "any",
     spaces: Sequence[Space] | None = None,
     root: Path | None = None,
+    strict: Kernel | None = None,
 ) -> Kernel:
-    """Load the first choice that compiles: what `best_kernel` does once it knows where to run.
+    """Load the first choice that compiles, once it is known where to run.
 
     Args:
-        problem: What is to be computed.
-        machine: Where.
+        problem: The multiplication to compute.
+        machine: The GPU, or the simulator of one.
         policy: As for `best_kernel`.
         spaces: The families to look at; all built-in ones when not given.
         root: Folder of records.
+        strict: The FP32 kernel for operands that are not finite; a `CheckedKernel` is loaded then.
 
     Raises:
         RecordMissing: The policy is "exact" and no record serves.
@@ -139,7 +132,10 @@ def load(
         outcome = _compiled(choice, machine, root)
         if isinstance(outcome, Binary):
             try:
-                kernel = Kernel(choice, outcome, machine, machine.device, root)
+                if strict is None:
+                    kernel = Kernel(choice, outcome, machine, root)
+                else:
+                    kernel = CheckedKernel(choice, outcome, machine, root, strict=strict)
             except DeviceError as error:
                 failed, why = error, str(error)
             else:
@@ -156,46 +152,62 @@ def load(
     raise RecordMissing(f"{choices.missing()}: run '{command}', or pass tune=True or policy='any'")
 
 
+def _tune(
+    problems: Sequence[Problem], machine: Machine, budget: str, space: Space | None, root: Path | None
+) -> None:
+    """Search for those problems that have no exact record."""
+    if machine.ordinal is None:
+        raise UsageError("nothing is tuned in the simulator: leave out tune=True, or run 'autotune tune'")
+    from autotune.tuning.campaign import tune_all
+    from autotune.tuning.progress import Budget
+    from autotune.tuning.tuner import Request, tune
+
+    spaces = None if space is None else [space]
+    able = problems if len(problems) == 1 else _able(problems, machine, spaces)
+    lacking = [
+        each
+        for each in able
+        if next(Choices(each, machine.device, spaces=spaces, root=root).exact(), None) is None
+    ]
+    if lacking and len(problems) == 1:
+        tune(lacking[0], space=space, budget=budget, ordinal=machine.ordinal, root=root)
+    elif lacking:
+        request = Request(budget=Budget.of(budget), space=space, root=root)
+        tune_all([Shape.of(problem) for problem in lacking], request, gpus=[machine.ordinal])
+
+
+def _able(problems: Sequence[Problem], machine: Machine, spaces: Sequence[Space] | None) -> list[Problem]:
+    """Return those problems for whose math there is a family."""
+    if spaces is None:
+        return [problem for problem in problems if families(problem, machine.device)]
+    maths = {space.math or MATHS[0] for space in spaces}
+    return [problem for problem in problems if problem.math in maths]
+
+
 def _fastest(
     problems: Sequence[Problem],
     machine: Machine,
     policy: Policy,
-    tune: bool,
-    budget: str,
-    space: Space | None,
+    spaces: Sequence[Space] | None,
     root: Path | None,
-) -> Math:
-    """Choose the math that is served fastest, after a search for each that has no record, where asked to."""
-    spaces = None if space is None else [space]
-    if space is None:
-        able = [problem for problem in problems if families(problem, machine.device)]
-    else:
-        able = [problem for problem in problems if problem.math == (space.math or MATHS[0])]
-    found = {problem: Choices(problem, machine.device, spaces=spaces, root=root) for problem in able}
-    lacking = [problem for problem, choices in found.items() if next(choices.exact(), None) is None]
-    if tune and lacking and machine.ordinal is not None:
-        from autotune.tuning.campaign import tune_all
-        from autotune.tuning.progress import Budget
-        from autotune.tuning.tuner import Request
-
-        request = Request(budget=Budget.of(budget), space=space, root=root)
-        tune_all([Shape.of(problem) for problem in lacking], request, gpus=[machine.ordinal])
-        found = {problem: Choices(problem, machine.device, spaces=spaces, root=root) for problem in able}
-    times: dict[Math, float] = {}
-    for problem, choices in found.items():
+) -> Problem:
+    """Return the problem whose math is served fastest."""
+    times: dict[Problem, float] = {}
+    for problem in _able(problems, machine, spaces):
+        choices = Choices(problem, machine.device, spaces=spaces, root=root)
         with suppress(UsageError):  # a family serves the problem, and none of its configs is legal
             first = next(choices.exact() if policy == "exact" else choices.all(), None)
             if first is not None:
-                times[problem.math] = choices.expected_ms(first)
-    return min(times, key=lambda each: times[each], default=problems[0].math)
+                times[problem] = choices.expected_ms(first)
+    return min(times, key=lambda each: times[each], default=problems[0])
 
 
 def machine_of(device: int | str | None) -> Machine:
-    """Find the machine that a ``device=`` names.
+    """Return the machine that a ``device=`` names.
 
     Raises:
         UsageError: It names none.
-        DeviceError: It is no usable GPU of this process.
+        DeviceError: It is not a usable GPU of this process.
     """
     if device is None:
         return cuda_machine(current_ordinal())
@@ -224,7 +236,7 @@ def _compiled(choice: Choice, machine: Machine, root: Path | None) -> Binary | R
 
 
 def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[str]:
-    """Say what changed since an exact record was made without making it stale."""
+    """Yield what changed since an exact record was made without making it stale."""
     if choice.record is None or choice.served != "exact" or machine.ordinal is None:
         return
     changed = records.differences(

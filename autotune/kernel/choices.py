@@ -1,8 +1,8 @@
-"""Turns a problem and a device into what could compute it, the most trusted first: records, then presets.
+"""The configs that could compute a problem on a device, the most trusted first: records, then presets.
 
 The order: a record of this problem on this device, and the finalists of its search; the record of the nearest
 size on this device; one of another device of the same compute capability; a preset. Only measured records
-count. What comes with the package lies beneath the user's own records. It takes neither GPU nor compiler.
+count. The user's own records come before those of the package. It takes neither GPU nor compiler.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Choice:
         served: How it was found.
         space: Its family.
         config: Legal for the problem on the device.
-        record: Where it comes from; None for a preset.
+        record: The record it comes from; None for a preset.
         source: Rendered for the problem.
     """
 
@@ -60,11 +60,11 @@ class Choice:
 
 
 class Choices:
-    """What could compute a problem on a device.
+    """The configs that could compute a problem on a device.
 
     Args:
-        problem: What is to be computed.
-        device: Where.
+        problem: The multiplication to compute.
+        device: The GPU to compute it on.
         spaces: Families to look at; all built-in ones that serve the problem when not given.
         root: The user's folder of records; `autotune.paths.cache_dir` when not given.
 
@@ -90,7 +90,7 @@ class Choices:
         self._roots = [own] if _same(own, shipped) else [own, shipped]
 
     def exact(self) -> Iterator[Choice]:
-        """Give what was measured for this problem on this device: winners, then finalists, fastest first."""
+        """Yield what was measured for this problem on this device: winners, then finalists, fastest first."""
         for lookup in self._lookups:
             for winner in lookup.winners:
                 yield Choice("exact", winner.space, winner.source.config, winner.record, winner.source)
@@ -101,11 +101,11 @@ class Choices:
                         yield choice
 
     def missing(self) -> str:
-        """Say in one line why there is nothing exact."""
+        """Return in one line why there is nothing exact."""
         return self._lookups[0].why(self.problem, self.device)
 
     def all(self) -> Iterator[Choice]:
-        """Give everything, the most trusted first, no config twice.
+        """Yield every choice, the most trusted first, no config twice.
 
         Raises:
             UsageError: No family computes the problem on the device.
@@ -121,7 +121,7 @@ class Choices:
             raise UsageError(f"no kernel family computes {self.problem} on {self.device.name}")
 
     def expected_ms(self, choice: Choice) -> float:
-        """Say how long a choice takes: as measured for this very problem, else as estimated, if anyhow."""
+        """Return the time of a choice, measured for this very problem or estimated; infinite if unknown."""
         record = choice.record
         if choice.served == "exact" and record is not None and record.config == choice.config:
             assert record.timing is not None, "only measured records serve"
@@ -152,7 +152,7 @@ class Choices:
                 yield from self._from("other-device", record)
 
     def _defaults(self) -> Iterator[Choice]:
-        """Give the presets that fit, by their estimated time where the model knows the family."""
+        """Yield the presets that fit, by their estimated time where the model knows the family."""
         found: list[tuple[float, int, Choice]] = []
         for space in self.spaces:
             for preset in space.presets.values():
@@ -163,18 +163,14 @@ class Choices:
             yield choice
 
     def _read(self, files: list[records.Filed]) -> Iterator[Record]:
-        """Read the measured records that are nearest to the problem, of the device's compute capability."""
+        """Yield the measured records nearest to the problem, of devices of the same compute capability."""
         families = {space.family for space in self.spaces}
         near = [file for file in files if file.family in families and file.problem.math == self.problem.math]
-        near.sort(
-            key=lambda file: distance(file.problem, self.problem)
-        )  # of two alike the user's own is first
-        for file in near[:_MOST_NEAR]:
+        # The sort is stable: of two alike the user's own stays first.
+        for file in sorted(near, key=lambda file: distance(file.problem, self.problem))[:_MOST_NEAR]:
             try:
                 record = records.look_at(file)
-            except (
-                RecordError
-            ):  # of a newer schema, or unreadable: `autotune cache list` tells, another serves
+            except RecordError:  # unreadable, as `autotune cache list` reports: another serves
                 continue
             if record is None or record.evidence != "measured":
                 continue
@@ -190,7 +186,7 @@ class Choices:
         )
 
     def _from(self, served: Served, record: Record) -> Iterator[Choice]:
-        """Give a record's config, rendered anew for this problem, if it is legal here."""
+        """Yield a record's config, rendered for this problem, if it is legal here."""
         space = next(space for space in self.spaces if space.family == record.family)
         choice = self._fitted(served, space, record.config, record)
         if choice is not None:
@@ -221,7 +217,7 @@ class Choices:
 
 
 def distance(one: Problem, other: Problem) -> float:
-    """Say how far two problems are from each other: the sum of the logarithms of their extents' ratios."""
+    """Return how far two problems are apart: the sum of the logarithms of their extents' ratios."""
     extents = sum(
         abs(math.log(ours / theirs))
         for ours, theirs in ((one.m, other.m), (one.n, other.n), (one.k, other.k))

@@ -1,4 +1,4 @@
-"""Turns machine code into launches on one GPU, enqueued by addresses, through CuPy's driver interface.
+"""One GPU of this process: machine code is loaded onto it and launched on addresses, through CuPy.
 
 A launch writes its arguments into a buffer that was laid out once, and calls the driver: nothing is
 converted.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.libraries import Taken, take
+from autotune.kernel.libraries import Taken, cupy_stream, take
 from autotune.values.device import Device, current_device
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
@@ -60,6 +60,15 @@ class CudaMachine:
         """
         return loaded(self.ordinal, source, binary.cubin)
 
+    def answer(self, enqueue: Callable[[int], None], stream: int) -> float:
+        """Wait for the float that a launch on a stream writes, given its address; 0 where it writes none."""
+        import cupy
+
+        with cupy_stream(self.ordinal, stream):
+            found = cupy.zeros(1, cupy.float32)
+            enqueue(found.data.ptr)
+            return float(found.get()[0])
+
 
 @cache
 def cuda_machine(ordinal: int) -> CudaMachine:
@@ -72,7 +81,7 @@ def cuda_machine(ordinal: int) -> CudaMachine:
 
 
 def current_ordinal() -> int:
-    """Return the ordinal of CuPy's current device; 0 where there is none, as `cuda_machine` then says."""
+    """Return the ordinal of CuPy's current device; 0 where there is none, which `cuda_machine` reports."""
     try:
         from cupy.cuda import runtime
 
@@ -83,7 +92,7 @@ def current_ordinal() -> int:
 
 @cache
 def driver_version() -> str | None:
-    """Return the version of the driver, such as "580.95.05"; None where the kernel module does not tell."""
+    """Return the version of the driver, such as "580.95.05"; None where the kernel module states none."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
@@ -128,7 +137,7 @@ class CudaLaunch:
         workspace_bytes: Device memory for the kernel to work in, as its last argument; 0 for none.
         driver: CuPy's driver interface.
         runtime: CuPy's runtime interface.
-        kept: What must live as long as this.
+        kept: An object that must live as long as this.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Turns a chosen config into a `Kernel`: a function on arrays that says where it comes from."""
+"""`Kernel`, a multiplication that is called on arrays; `CheckedKernel` looks for infinities and NaN first."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from autotune.code import cubins
 from autotune.code.compiler import Binary
+from autotune.code.finite import finite_check
 from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, Rejected, SpaceError, ToolchainError, UsageError
@@ -18,7 +20,7 @@ from autotune.kernel.libraries import Taken
 from autotune.kernel.operands import Operand, leading, scalar, stream_pointer, strided
 from autotune.space.space import Config
 from autotune.values.device import Device
-from autotune.values.problem import FLOAT_BYTES, Problem
+from autotune.values.problem import FLOAT_BYTES, Problem, Strided
 
 if TYPE_CHECKING:
     from autotune.records.schema import Record
@@ -61,6 +63,9 @@ class Machine(Protocol):
     def load(self, source: Source, binary: Binary) -> Enqueue:
         """Make machine code callable."""
 
+    def answer(self, enqueue: Callable[[int], None], stream: int) -> float:
+        """Wait for the float that a launch on a stream writes, given its address; 0 where it writes none."""
+
 
 class Kernel:
     """C = alpha op(A) op(B) + beta C by one launch of a tuned kernel; made by `best_kernel`.
@@ -68,26 +73,24 @@ class Kernel:
     Any number of threads may call it at once. Keep it as long as a CUDA graph that captured it is in use.
 
     Attributes:
-        problem: What it computes.
+        problem: The problem it computes.
         served: Where it comes from: "exact" is a record of this very problem and device; "nearest" the
             record of another size, "other-device" of another GPU of the same compute capability, "default" a
-            preset; their configs were rendered anew for this problem, and nobody timed them here.
+            preset; their configs were rendered for this problem, and nobody timed them here.
         record: The record it was made from; None for a preset.
-        config: The choices.
+        config: The value of each tuning parameter.
         source: CUDA C++ text.
-        device: Where it runs.
+        device: The GPU it runs on.
         ndarray: The array type with the short way through a call: ``cupy.ndarray`` on a GPU.
     """
 
-    def __init__(
-        self, choice: Choice, binary: Binary, machine: Machine, device: Device, root: Path | None = None
-    ) -> None:
+    def __init__(self, choice: Choice, binary: Binary, machine: Machine, root: Path | None = None) -> None:
         self.problem: Problem = choice.source.problem
         self.served: Served = choice.served
         self.record: Record | None = choice.record
         self.config: Config = choice.config
         self.source: str = choice.source.text
-        self.device = device
+        self.device: Device = machine.device
         self._space = choice.space
         self._machine = machine
         self._root = root
@@ -95,7 +98,7 @@ class Kernel:
         self._variants: dict[Problem, Enqueue] = {}
         self._lock = threading.Lock()
         # for the short way
-        self.ndarray = machine.ndarray
+        self.ndarray: Any = machine.ndarray
         self._ordinal = machine.ordinal
         self._current_stream = machine.current_stream
         problem = self.problem
@@ -177,7 +180,7 @@ class Kernel:
         self._enqueue(a, b, c, alpha, beta, stream)
 
     def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
-        """Check operands, find the variant that can take them, and enqueue it: what `__call__` does.
+        """Check operands, find the variant that can take them, and enqueue it, as `__call__` does.
 
         Args:
             taken: The operands.
@@ -212,7 +215,7 @@ class Kernel:
         return out if made is None else library.result(made, stream)
 
     def _takes(self, a: Operand, b: Operand, c: Operand) -> bool:
-        """Tell whether the kernel itself takes these operands: tight, aligned and apart."""
+        """Return whether the kernel itself takes these operands: tight, aligned and apart."""
         a_address, b_address, c_address = a.address, b.address, c.address
         a_bytes, b_bytes, c_bytes = self._bytes
         return (
@@ -262,14 +265,69 @@ class Kernel:
             ) from None
         if source.text == self.source:
             return self._enqueue
+        return self._compiled(source, f"the variant for {problem}", ": pass contiguous copies")
+
+    def _compiled(self, source: Source, what: str, remedy: str = "") -> Enqueue:
         binary = cubins.load_or_compile(
-            source.text, source.entry, device.arch, options=self._machine.options, root=self._root
+            source.text, source.entry, self.device.arch, options=self._machine.options, root=self._root
         )
         if isinstance(binary, Rejected):
-            raise ToolchainError(
-                f"the variant for {problem} does not compile ({binary.why}): pass contiguous copies"
-            )
+            raise ToolchainError(f"{what} does not compile ({binary.why}){remedy}")
         return self._machine.load(source, binary)
 
     def __repr__(self) -> str:
         return f"Kernel({self.problem}, {self.served}, {self.config.id})"
+
+
+class CheckedKernel(Kernel):
+    """A kernel on tensor cores that leaves operands with an infinity or NaN to the FP32 kernel.
+
+    Each call reads both operands once more and waits for the answer: the host is held up until the stream has
+    come that far, and a stream that is being captured cannot be used. `launch` checks nothing.
+
+    Attributes:
+        strict: The FP32 kernel for operands that are not finite; same problem, same machine.
+    """
+
+    def __init__(
+        self, choice: Choice, binary: Binary, machine: Machine, root: Path | None = None, *, strict: Kernel
+    ) -> None:
+        super().__init__(choice, binary, machine, root)
+        self.strict = strict
+        self._checks: dict[Problem, Enqueue] = {}
+
+    def __call__(
+        self, a: Any, b: Any, out: Any = None, alpha: float = 1.0, beta: float = 0.0, stream: Any = None
+    ) -> Any:
+        """Look at the operands, enqueue one multiplication and return C: see `Kernel.__call__`."""
+        return self.run(self._machine.take(a, b, out, stream), out, alpha, beta)
+
+    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
+        """Look at the operands, then do what `Kernel.run` does, with the kernel that they need."""
+        run = super().run if self._finite(taken) else self.strict.run
+        return run(taken, out, alpha, beta)
+
+    def _finite(self, taken: Taken) -> bool:
+        """Return whether both operands are finite; those of another GPU, which `run` refuses, count as such.
+
+        Raises:
+            UsageError: An operand has another shape or order.
+        """
+        a, b, stream, problem = taken.a, taken.b, taken.stream, self.problem
+        if a.ordinal != self._ordinal or b.ordinal != self._ordinal:
+            return True
+        lda, ldb = leading("a", a, problem.a_shape, problem), leading("b", b, problem.b_shape, problem)
+        facts = (problem.m, problem.n, problem.k, problem.layout, problem.beta, problem.math)
+        check = self._check(Strided(*facts, lda, ldb))
+        return not self._machine.answer(
+            lambda found: check(a.address, b.address, found, 1.0, 0.0, stream), stream
+        )
+
+    def _check(self, problem: Problem) -> Enqueue:
+        """Return the kernel that looks at operands of these leading dimensions."""
+        with self._lock:
+            found = self._checks.get(problem)
+            if found is None:
+                found = self._compiled(finite_check(problem), "the check for finite operands")
+                self._checks[problem] = found
+            return found

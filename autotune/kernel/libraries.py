@@ -1,4 +1,4 @@
-"""Turns the arrays of each array library into operands on a stream, and a result back into such an array.
+"""Array libraries: how each one's arrays become operands on a stream, and how a product becomes its array.
 
 CuPy and PyTorch are asked directly, Numba and others by ``__cuda_array_interface__``, JAX and others by
 DLPack. Nothing is copied, and no host thread waits for a GPU.
@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
-from autotune.kernel.operands import Operand, _kind, stream_pointer
+from autotune.kernel.operands import Operand, kind_of, stream_pointer
 from autotune.values.problem import FLOAT_BYTES
 
 _ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
@@ -22,7 +22,7 @@ _LEGACY_DEFAULT = 1  # this stream in the array interface; 0 as a handle
 
 
 class Library:
-    """What one library's arrays are to a launch; the base of the others.
+    """One array library as a launch sees it; the base of the others.
 
     Attributes:
         name: For messages.
@@ -44,7 +44,7 @@ class Library:
 
     def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
         """Allocate a float32 array in row-major order for work on a stream, as `result` takes it."""
-        raise UsageError(f"{name} is {_kind(like)}, of which no result can be made: pass out=")
+        raise UsageError(f"{name} is {kind_of(like)}, of which no result can be made: pass out=")
 
     def view_result(self, array: Any, stream: int) -> Operand:
         """Return the operand of what `empty` allocated."""
@@ -105,7 +105,7 @@ class CuPyLibrary(Library):
 
         if stream == get_current_stream(ordinal).ptr and ordinal == runtime.getDevice():
             return cupy.empty(shape, cupy.float32)
-        with _cupy_stream(ordinal, stream):  # memory is reused in the order of the stream it was allocated on
+        with cupy_stream(ordinal, stream):  # memory is reused in the order of the stream it was allocated on
             return cupy.empty(shape, cupy.float32)
 
 
@@ -218,13 +218,13 @@ class DLPackLibrary(Library):
             kind, ordinal = array.__dlpack_device__()
         except Exception as error:
             raise UsageError(
-                f"{name} is {_kind(array)} without a device of its own: {_line(error)}"
+                f"{name} is {kind_of(array)} without a device of its own: {_line(error)}"
             ) from None
         if kind not in _ON_A_GPU:
-            raise UsageError(f"{name} is {_kind(array)} in host memory: pass one that lies on a GPU")
+            raise UsageError(f"{name} is {kind_of(array)} in host memory: pass one that lies on a GPU")
         import cupy
 
-        with _cupy_stream(ordinal, stream):
+        with cupy_stream(ordinal, stream):
             try:
                 taken = cupy.from_dlpack(array)
             except Exception as error:
@@ -268,7 +268,7 @@ class JaxLibrary(DLPackLibrary):
         """See `Library`."""
         from jax import dlpack
 
-        with _cupy_stream(array.data.device_id, stream):  # JAX's stream is made to wait for this one
+        with cupy_stream(array.data.device_id, stream):  # JAX's stream is made to wait for this one
             return dlpack.from_dlpack(array)
 
 
@@ -329,7 +329,7 @@ def take(a: Any, b: Any, out: Any, stream: Any, *, host: bool = False) -> Taken:
 
 
 def library_of(name: str, array: Any, host: bool = False) -> Library:
-    """Find the library of an array.
+    """Return the library of an array.
 
     Raises:
         UsageError: It is no array, or in host memory where one on a GPU is needed, or the other way round.
@@ -341,14 +341,14 @@ def library_of(name: str, array: Any, host: bool = False) -> Library:
     if isinstance(library, NumPyLibrary) is host:
         return library
     if host:
-        raise UsageError(f"{name} is {_kind(array)}: a kernel in the simulator takes numpy.ndarray")
+        raise UsageError(f"{name} is {kind_of(array)}: a kernel in the simulator takes numpy.ndarray")
     raise UsageError(
         f"{name} is a numpy.ndarray, in host memory: pass cupy.asarray({name}), or ask for device='simulator'"
     )
 
 
 def ordinal_of(name: str, address: int) -> int:
-    """Ask the driver on which GPU an address lies.
+    """Return the ordinal of the GPU on which an address lies, as the driver says.
 
     Raises:
         UsageError: On none.
@@ -377,7 +377,7 @@ def _recognised(name: str, array: Any) -> Library:
     if "torch" in modules and isinstance(array, modules["torch"].Tensor):
         if kind is modules["torch"].Tensor or kind is modules["torch"].nn.Parameter:
             return _the(TorchLibrary)
-        raise UsageError(f"{name} is {_kind(array)}: pass a plain torch.Tensor")
+        raise UsageError(f"{name} is {kind_of(array)}: pass a plain torch.Tensor")
     if package == "numpy" and isinstance(array, modules["numpy"].ndarray):
         return _the(NumPyLibrary)
     if package in ("jax", "jaxlib") and hasattr(array, "__dlpack__"):
@@ -389,7 +389,7 @@ def _recognised(name: str, array: Any) -> Library:
     if hasattr(array, "__dlpack__"):
         return _the(DLPackLibrary)
     raise UsageError(
-        f"{name} is {_kind(array)}: pass an array on a GPU (CuPy, PyTorch, Numba or JAX), float32"
+        f"{name} is {kind_of(array)}: pass an array on a GPU (CuPy, PyTorch, Numba or JAX), float32"
     )
 
 
@@ -420,7 +420,7 @@ def _common_stream(arrays: list[tuple[str, Any, Library]]) -> int:
 
 
 @contextmanager
-def _cupy_stream(ordinal: int, stream: int) -> Iterator[None]:
+def cupy_stream(ordinal: int, stream: int) -> Iterator[None]:
     """Make a GPU and a stream current to CuPy in this thread."""
     from cupy.cuda import Device
 
@@ -447,7 +447,7 @@ def _interface(name: str, array: Any) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = array.__cuda_array_interface__
     except Exception as error:
-        raise UsageError(f"{name} is {_kind(array)} and cannot be read: {_line(error)}") from None
+        raise UsageError(f"{name} is {kind_of(array)} and cannot be read: {_line(error)}") from None
     return facts
 
 
@@ -457,7 +457,7 @@ def _require_float32(name: str, dtype: Any) -> None:
 
 
 def _elements(name: str, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn strides in bytes into strides in floats."""
+    """Return strides in floats from strides in bytes."""
     if any(stride % FLOAT_BYTES for stride in strides):
         raise UsageError(f"{name} has strides of {strides} bytes, no multiples of 4: pass {name}.copy()")
     return tuple(stride // FLOAT_BYTES for stride in strides)

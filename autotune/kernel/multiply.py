@@ -1,4 +1,4 @@
-"""Turns two arrays into their product: the kernel is picked by the operands themselves, and remembered."""
+"""`matmul`: multiply two arrays by the best kernel for them, which is kept for the life of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.kernel.operands import as_stored, scalar
 from autotune.kernel.simulated import NoArray
 from autotune.values.problem import Problem
 
-# What was found for operands that look like these: (kernel, whether each factor is read as its transpose).
+# For CuPy arrays of these shapes and strides: the kernel, and whether each factor is read as its transpose.
 _short: dict[tuple[Any, ...], tuple[Kernel, bool, bool]] = {}
 _kernels: dict[tuple[Problem, Machine, Policy], Kernel] = {}
 _loading = threading.Lock()
@@ -36,7 +36,7 @@ def matmul(
     """Enqueue C = alpha op(A) op(B) + beta C and return C; the first call for a shape loads its kernel.
 
     A transposed view, such as ``a.T``, is read as it lies. Arrays are those of `Kernel.__call__`, on one GPU;
-    the kernel of each problem is the one that `best_kernel` gives, and is kept for the life of the process.
+    the kernel of each problem is the one that `best_kernel` returns, and is kept for the life of the process.
 
     Args:
         a: A, `[m, k]` float32; `[k, m]` with ``transpose_a``.
@@ -75,7 +75,7 @@ def matmul(
 def _look(
     a: Any, b: Any, transpose_a: bool, transpose_b: bool, beta: float, policy: Policy
 ) -> tuple[Any, ...]:
-    """Say of CuPy arrays what decides how they are multiplied."""
+    """Return what of two CuPy arrays decides how they are multiplied."""
     factors = (a.shape, a.strides, b.shape, b.strides, a.data.device_id)
     return factors, transpose_a, transpose_b, beta == 0.0, policy
 
@@ -142,7 +142,7 @@ def _remember(
     layout_a: str,
     layout_b: str,
 ) -> None:
-    """Note how CuPy arrays that look like these are multiplied."""
+    """Remember how CuPy arrays of these shapes and strides are multiplied."""
     global _ndarray
     if type(a) is not kernel.ndarray or type(b) is not kernel.ndarray:
         return

@@ -1,4 +1,4 @@
-"""Turns what an array library says of an array into an `Operand`, and checks what a kernel can take."""
+"""`Operand`, an array where it lies in memory, and the checks of what a kernel can take."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_matrix(name: str, operand: Operand) -> None:
     """Refuse what is not a matrix.
 
     Raises:
-        UsageError: It has not two dimensions.
+        UsageError: It does not have two dimensions.
     """
     if len(operand.shape) != 2:
         raise UsageError(
@@ -52,18 +52,18 @@ def require_matrix(name: str, operand: Operand) -> None:
 
 
 def as_stored(name: str, operand: Operand, transposed: bool) -> tuple[str, Operand]:
-    """Find how the memory of a factor is laid out.
+    """Return how the memory of a factor is laid out.
 
     Args:
         name: For messages.
         operand: As the user passed it.
-        transposed: Whether its transpose is what is multiplied.
+        transposed: Whether it is transposed before it is multiplied.
 
     Returns:
         "n" and op(X) itself, or "t" and its transpose: the one of the two whose rows are contiguous.
 
     Raises:
-        UsageError: It is no matrix.
+        UsageError: It is not a matrix.
     """
     require_matrix(name, operand)
     factor = operand.turned if transposed else operand
@@ -115,7 +115,7 @@ def leading(name: str, operand: Operand, shape: tuple[int, int], problem: Proble
 
 
 def strided(problem: Problem, a: Operand, b: Operand, out: Operand) -> Problem:
-    """Describe the problem on these very operands: the problem itself if they are tight and well aligned.
+    """Return the problem on these very operands: the problem itself if they are tight and well aligned.
 
     Raises:
         UsageError: As for `leading`, or ``out`` is read-only or overlaps a factor.
@@ -154,12 +154,12 @@ def scalar(name: str, value: Any) -> float:
             number = float(value)
         except OverflowError:  # an integer or fraction; it may have too many digits to be shown
             raise UsageError(
-                f"{name} is {_kind(value)} beyond the range of float32: pass at most 3.4e38"
+                f"{name} is {kind_of(value)} beyond the range of float32: pass at most 3.4e38"
             ) from None
         if math.isfinite(number) and abs(number) > 3.4028235677973366e38:  # rounds to infinity as float32
             raise UsageError(f"{name} = {number!r} is beyond the range of float32: pass at most 3.4e38")
         return number
-    raise UsageError(f"{name} is {_kind(value)}: pass a real number, such as 1.0")
+    raise UsageError(f"{name} is {kind_of(value)}: pass a real number, such as 1.0")
 
 
 def stream_pointer(stream: Any) -> int:
@@ -181,12 +181,12 @@ def stream_pointer(stream: Any) -> int:
         if name == "handle" and hasattr(stream, name):
             return 0
     raise UsageError(
-        f"stream is {_kind(stream)}: pass a stream of CuPy, PyTorch or Numba, or its handle as an int"
+        f"stream is {kind_of(stream)}: pass a stream of CuPy, PyTorch or Numba, or its handle as an int"
     )
 
 
 def _overlap(factor: Operand, factor_lead: int, out: Operand, out_lead: int) -> bool:
-    """Tell whether two matrices may share an element; with equal rows they may lie side by side."""
+    """Return whether two matrices may share an element; with equal rows they may lie side by side."""
     if factor.address >= out.address + _span(out, out_lead) or out.address >= factor.address + _span(
         factor, factor_lead
     ):
@@ -203,7 +203,8 @@ def _span(operand: Operand, lead: int) -> int:
     return FLOAT_BYTES * ((rows - 1) * lead + columns)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return the type of a value in words, such as "a torch.Tensor"."""
     kind = type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -51,6 +52,12 @@ class SimulatedMachine:
     def load(self, source: Source, binary: Binary) -> SimulatedLaunch:
         """Return the kernel as a callable."""
         return SimulatedLaunch(source, binary)
+
+    def answer(self, enqueue: Callable[[int], None], stream: int) -> float:
+        """Return the float that a launch writes, given its address; 0 where it writes none."""
+        found = np.zeros(1, np.float32)
+        enqueue(found.ctypes.data)
+        return float(found[0])
 
 
 @cache
