@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from autotune.kernel import Kernel, best_kernel, matmul
     from autotune.simulator import simulate
     from autotune.space.space import Config, Space
-    from autotune.tuning.progress import Budget
+    from autotune.tuning.budget import Budget
     from autotune.tuning.tuner import tune
     from autotune.values.device import Device, current_device, named_device
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Budget": "tuning.progress",
+    "Budget": "tuning.budget",
     "Config": "space.space",
     "Device": "values.device",
     "Kernel": "kernel",

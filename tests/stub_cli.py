@@ -12,9 +12,9 @@ if __name__ == "__main__":
     tune_command._absent = lambda ordinal, gpus, target: (None, [0], "")
 
     def patched():
-        from autotune.tuning import workshop
+        from autotune.tuning import tuner
 
-        workshop.GpuWorker = partial(GpuWorker, service="stub_gpu:serve_hashed")
+        tuner.GpuWorker = partial(GpuWorker, service="stub_gpu:serve_hashed")
 
     patched()
     main()

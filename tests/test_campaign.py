@@ -14,8 +14,10 @@ from autotune.errors import DeviceError, SpaceError, UsageError
 from autotune.kernel.best import _fastest, _tune
 from autotune.measure.worker import GpuWorker
 from autotune.space.space import Space
-from autotune.tuning import workshop
-from autotune.tuning.workshop import Workshop
+from autotune.tuning import tuner
+from autotune.tuning.budget import Budget
+from autotune.tuning.request import Request
+from autotune.tuning.tuner import Workshop
 from autotune.values.device import chosen_gpus, named_device
 from autotune.values.problem import MATHS, Problem
 from autotune.values.suite import Shape
@@ -98,7 +100,7 @@ def test_a_gpu_that_fails_leaves_its_candidates_to_the_others(bench, monkeypatch
         service = "stub_gpu:no_memory" if ordinal else "stub_gpu:serve_hashed"
         return GpuWorker(ordinal, problem, cold=cold, service=service)
 
-    monkeypatch.setattr(workshop, "GpuWorker", lambda ordinal, problem, cold: start(ordinal, problem, cold))
+    monkeypatch.setattr(tuner, "GpuWorker", lambda ordinal, problem, cold: start(ordinal, problem, cold))
     monkeypatch.setattr(Workshop, "identity", lambda shop: shop.gpus[0].identity())
     record = bench.tune(gpus=[0, 1], watch=lambda progress: notes.append(list(progress.notes)))
     assert (record.search.seen, record.search.complete) == (60, True)
@@ -110,10 +112,10 @@ def test_a_gpu_that_fails_leaves_its_candidates_to_the_others(bench, monkeypatch
 def test_gpus_of_two_kinds_do_not_share_a_search(monkeypatch):
     services = {0: "stub_gpu:serve", 1: "stub_gpu:serve_other"}
     monkeypatch.setattr(
-        workshop, "GpuWorker", lambda n, problem, cold: GpuWorker(n, problem, service=services[n])
+        tuner, "GpuWorker", lambda n, problem, cold: GpuWorker(n, problem, service=services[n])
     )
     with (
-        Workshop([0, 1], Problem(64, 64, 8), workers=1) as shop,
+        Workshop(Problem(64, 64, 8), Request(budget=Budget(), gpus=(0, 1), workers=1)) as shop,
         pytest.raises(
             UsageError, match=r"^GPU 0 is NVIDIA H200 with 132 SMs and GPU 1 is NVIDIA A10 with 72 SMs: "
         ),
@@ -165,7 +167,7 @@ def command(bench, monkeypatch, capsys):
 
     monkeypatch.setattr(module, "gpu_count", lambda: 2)
     monkeypatch.setattr(module, "has_gpu", lambda: True)
-    monkeypatch.setattr(workshop, "GpuWorker", partial(GpuWorker, service="stub_gpu:serve_hashed"))
+    monkeypatch.setattr(tuner, "GpuWorker", partial(GpuWorker, service="stub_gpu:serve_hashed"))
     monkeypatch.setenv("COLUMNS", "200")
 
     def command(*words):

@@ -16,12 +16,21 @@ from autotune.records.trials import read_trials, trials_path
 from autotune.search.candidates import Candidates
 from autotune.space.space import Space
 from autotune.tuning import foresight
-from autotune.tuning.foresight import foresee, order
+from autotune.tuning.budget import Budget
+from autotune.tuning.foresight import order
+from autotune.tuning.request import Request
+from autotune.tuning.tuner import run
 from autotune.values.device import known_devices
 from autotune.values.problem import Problem
 
 H200, T4 = known_devices()["h200"], known_devices()["t4"]
 SGEMM = Space.load("sgemm")
+
+
+def foresee(problem, device, *, budget, **asked):
+    return run(problem, Request(budget=Budget.of(budget), target=device, **asked))
+
+
 CUBE, SMALL = Problem(4096, 4096, 4096), Problem(130, 96, 72)
 
 

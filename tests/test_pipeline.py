@@ -15,16 +15,11 @@ from autotune.records.trials import TrialLog, read_log, read_trials
 from autotune.search import WAIT, Search
 from autotune.search.candidates import Candidates
 from autotune.space.space import Space
-from autotune.tuning.pipeline import (
-    KEPT,
-    LAUNCHES,
-    TRIAL_TIMEOUT_S,
-    Pipeline,
-    trial_header,
-    trial_limit,
-    unlaunchable,
-)
-from autotune.tuning.progress import Budget, Progress
+from autotune.tuning.budget import Budget
+from autotune.tuning.limits import LAUNCHES, TRIAL_TIMEOUT_S, trial_limit, unlaunchable
+from autotune.tuning.pipeline import KEPT, Pipeline
+from autotune.tuning.progress import Progress
+from autotune.tuning.resume import trial_header
 from autotune.values.device import named_device
 from autotune.values.measurement import Launch, MeasuredTrial, Timing, Verdict
 from autotune.values.problem import Problem

@@ -23,8 +23,8 @@ WHY = {
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.tuning.workshop.COMPILE_TIMEOUT_S", 3.0)
-    monkeypatch.setattr("autotune.tuning.pipeline.TRIAL_TIMEOUT_S", 0.7)
+    monkeypatch.setattr("autotune.tuning.request.COMPILE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("autotune.tuning.limits.TRIAL_TIMEOUT_S", 0.7)
     return Bench(tmp_path, monkeypatch)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 from tuning import PLAIN, PROBLEM, Bench
 
 from autotune import records
@@ -12,8 +13,10 @@ from autotune.code.compiler import compile_text
 from autotune.code.render import render
 from autotune.errors import Rejected, TuningError
 from autotune.space.space import Space
+from autotune.tuning.budget import Budget
 from autotune.tuning.finals import FINALISTS, finalists, ranked
-from autotune.tuning.progress import Budget, Built, Progress, Trial
+from autotune.tuning.progress import Progress
+from autotune.tuning.trial import Built, Trial
 from autotune.values.device import named_device
 from autotune.values.measurement import Finals, MeasuredTrial, Timing, Verdict
 
@@ -204,3 +207,21 @@ def test_the_record_says_where_the_time_went(bench):
     assert stages["search"] == pytest.approx(search.seconds, abs=0.2)
     assert stages["start"] < stages["first"] < stages["start"] + stages["search"]
     assert 0.04 < stages["gpu"] < stages["search"]
+
+
+def test_a_search_proposes_with_one_thread_of_blas_and_sets_it_back(bench):
+    def threads():
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    def watch(progress):
+        if progress.stage == "searching":
+            within.append(threads())
+
+    within = []
+    with threadpool_limits(2, user_api="blas"):
+        if threads() != [2] * len(threads()) or not threads():
+            pytest.skip("the threads of NumPy's BLAS cannot be set")
+        bench.tune(budget="3", watch=watch)
+        assert threads() == [2] * len(threads())
+    assert within
+    assert all(set(each) == {1} for each in within)

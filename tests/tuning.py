@@ -12,10 +12,10 @@ from pathlib import Path
 from autotune.measure.worker import GpuWorker
 from autotune.records.trials import read_log
 from autotune.space.space import Space
-from autotune.tuning import tuner, workshop
+from autotune.tuning import tuner
+from autotune.tuning.budget import Budget
 from autotune.tuning.campaign import tune_all
-from autotune.tuning.progress import Budget
-from autotune.tuning.tuner import Request
+from autotune.tuning.request import Request
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 8)
@@ -37,7 +37,7 @@ class Bench:
         self._counts = folder / "measured"
         monkeypatch.setenv("STUB_GPU", str(self._counts))
         monkeypatch.setenv("STUB_SECONDS", str(seconds))
-        monkeypatch.setattr(workshop, "GpuWorker", partial(GpuWorker, service=service))
+        monkeypatch.setattr(tuner, "GpuWorker", partial(GpuWorker, service=service))
 
         (folder / "few").mkdir()
         self.few = folder / "few" / "plain.toml"  # 15 candidates of the 60
@@ -51,9 +51,14 @@ class Bench:
 
     def campaign(self, shapes, budget, **options):
         request = Request(
-            budget=Budget.of(budget), space=Space.load(self.few), strategy="random", root=self.root, **options
+            budget=Budget.of(budget),
+            space=Space.load(self.few),
+            strategy="random",
+            workers=2,
+            root=self.root,
+            **options,
         )
-        return tune_all(shapes, request, workers=2)
+        return tune_all(shapes, request)
 
     def started(self, **options):
         """Tune in a fork; return what waits for its exit status."""

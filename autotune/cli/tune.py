@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.records.schema import Record
     from autotune.tuning.campaign import Tuned
 
-SINGLE_BUDGET, SUITE_BUDGET = "60s", "8m"
+SINGLE_BUDGET, SUITE_BUDGET, ESTIMATE_BUDGET = "60s", "8m", "45s"
 
 
 @click.command()
@@ -104,8 +104,9 @@ def command(
         absence = asking.submit(_absent, ordinal, gpus, target)  # the driver takes as long as these imports:
         from autotune.search import DEFAULT, require_strategy
         from autotune.space.space import Space
-        from autotune.tuning.progress import Budget
-        from autotune.tuning.tuner import Request, tune
+        from autotune.tuning.budget import Budget
+        from autotune.tuning.request import Request
+        from autotune.tuning.tuner import run
 
         space = None if space_name is None else Space.load(space_name)
         strategy_ = DEFAULT if strategy is None else strategy
@@ -119,58 +120,30 @@ def command(
                 raise UsageError(f"{option} is for measuring, and nothing is measured {why}: leave it out")
     several = len(shapes) > 1 or suite is not None
     board = watcher()
+    request = Request(
+        budget=Budget.parse(_usual_budget(suite, absent) if budget is None else budget),
+        space=space,
+        seed=seed,
+        strategy=strategy_,
+        gpus=tuple(ordinals),
+        target=absent,
+        workers=workers,
+        cold=cold,
+        resume=resume,
+        storage=storage,
+        study=study,
+        root=root,
+        watch=board.watch,
+        began=began,
+    )
     try:
         with board:
             if several:
                 from autotune.tuning.campaign import tune_all
 
-                usual = SINGLE_BUDGET if suite is None else SUITE_BUDGET
-                request = Request(
-                    budget=Budget.parse(usual if budget is None else budget),
-                    space=space,
-                    seed=seed,
-                    strategy=strategy_,
-                    cold=cold,
-                    resume=resume,
-                    storage=storage,
-                    study=study,
-                    root=root,
-                    watch=board.watch,
-                )
-                found = tune_all(
-                    shapes, request, gpus=ordinals, workers=workers, told=board.tell, began=began
-                )
-            elif absent is not None:
-                from autotune.tuning.foresight import BUDGET, foresee
-
-                record = foresee(
-                    shapes[0].problem,
-                    absent,
-                    space=space,
-                    budget=BUDGET if budget is None else budget,
-                    seed=seed,
-                    workers=workers,
-                    root=root,
-                    watch=board.watch,
-                    began=began,
-                )
+                found = tune_all(shapes, request, board.tell)
             else:
-                record = tune(
-                    shapes[0].problem,
-                    space=space,
-                    budget=SINGLE_BUDGET if budget is None else budget,
-                    seed=seed,
-                    strategy=strategy_,
-                    gpus=ordinals,
-                    workers=workers,
-                    cold=cold,
-                    resume=resume,
-                    storage=storage,
-                    study=study,
-                    root=root,
-                    watch=board.watch,
-                    began=began,
-                )
+                record = run(shapes[0].problem, request)
     except KeyboardInterrupt:
         click.echo(
             "what became of each candidate so far is kept: the same command goes on from there", err=True
@@ -193,6 +166,12 @@ def command(
         click.echo(note, err=True)
     if absent is not None and find(absent, record.family, record.problem, root=root) is not None:
         click.echo("a measured record of this problem is stored too: it is the one that is served", err=True)
+
+
+def _usual_budget(suite: str | None, absent: Device | None) -> str:
+    if absent is not None:
+        return ESTIMATE_BUDGET
+    return SINGLE_BUDGET if suite is None else SUITE_BUDGET
 
 
 def _report(found: list[Tuned], as_json: bool, seconds: float) -> None:

@@ -158,9 +158,10 @@ def _tune(
     """Search for those problems that have no exact record."""
     if machine.ordinal is None:
         raise UsageError("nothing is tuned in the simulator: leave out tune=True, or run 'autotune tune'")
+    from autotune.tuning.budget import Budget
     from autotune.tuning.campaign import tune_all
-    from autotune.tuning.progress import Budget
-    from autotune.tuning.tuner import Request, tune
+    from autotune.tuning.request import Request
+    from autotune.tuning.tuner import run
 
     spaces = None if space is None else [space]
     able = problems if len(problems) == 1 else _able(problems, machine, spaces)
@@ -169,11 +170,13 @@ def _tune(
         for each in able
         if next(Choices(each, machine.device, spaces=spaces, root=root).exact(), None) is None
     ]
-    if lacking and len(problems) == 1:
-        tune(lacking[0], space=space, budget=budget, ordinal=machine.ordinal, root=root)
-    elif lacking:
-        request = Request(budget=Budget.of(budget), space=space, root=root)
-        tune_all([Shape.of(problem) for problem in lacking], request, gpus=[machine.ordinal])
+    if not lacking:
+        return
+    request = Request(budget=Budget.of(budget), space=space, gpus=(machine.ordinal,), root=root)
+    if len(problems) == 1:
+        run(lacking[0], request)
+    else:
+        tune_all([Shape.of(problem) for problem in lacking], request)
 
 
 def _able(problems: Sequence[Problem], machine: Machine, spaces: Sequence[Space] | None) -> list[Problem]:

@@ -25,7 +25,7 @@ from autotune.measure.bench_worker import (
     libraries_for,
 )
 from autotune.model.account import roofline_ms, traffic_bytes
-from autotune.tuning.pipeline import COMPILE_TIMEOUT_S, trial_limit
+from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
 from autotune.values.measurement import L2, MeasuredTrial, Method
 from autotune.values.suite import Shape
 

@@ -17,7 +17,7 @@ from autotune.measure.worker import GpuWorker
 from autotune.report.explain import Account, explain
 from autotune.report.steps import Step, fitted_step, steps
 from autotune.simulator import SimulationFault, UnsupportedPTX
-from autotune.tuning.pipeline import trial_limit
+from autotune.tuning.limits import trial_limit
 from autotune.values.device import Device
 from autotune.values.measurement import MeasuredTrial, Timing
 from autotune.values.problem import Problem

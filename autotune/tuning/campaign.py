@@ -1,4 +1,4 @@
-"""Turns the shapes of a suite into stored winners, within one budget: easy shapes leave time for hard ones.
+"""The tuning of many shapes within one budget, in which easy shapes leave time for hard ones.
 
 Every shape in turn gets an equal share of what is left, and ends early when nothing improves any more. What
 they leave over goes to those that were still improving when their share ended, in further rounds: their
@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from autotune import records
 from autotune.errors import AutotuneError, DeviceError, UsageError
-from autotune.tuning.progress import Budget, Progress
-from autotune.tuning.tuner import Request, search
-from autotune.tuning.workshop import Workshop
+from autotune.tuning.budget import Budget
+from autotune.tuning.progress import Progress
+from autotune.tuning.request import Request
+from autotune.tuning.tuner import Workshop, search
 from autotune.values.problem import Problem
 from autotune.values.suite import Shape
 
@@ -47,21 +48,14 @@ class Tuned:
 def tune_all(
     shapes: Sequence[Shape],
     request: Request,
-    *,
-    gpus: Sequence[int] = (0,),
-    workers: int | None = None,
     told: Callable[[Tuned], None] = lambda tuned: None,
-    began: float | None = None,
 ) -> list[Tuned]:
     """Tune every shape, and store the winners.
 
     Args:
         shapes: One or more; of those with one problem the first stands for all.
         request: What to search for each; its budget, in seconds, is for all together.
-        gpus: CUDA ordinals of GPUs of one kind.
-        workers: Compiling processes.
-        told: What became of a shape, after each of its rounds.
-        began: When the command began (`time.monotonic`); now when not given.
+        told: Learns what became of a shape, after each of its rounds.
 
     Returns:
         One for each problem, in the order of the shapes.
@@ -71,7 +65,7 @@ def tune_all(
         DeviceError: No usable GPU.
         ToolchainError: NVRTC is missing or does not know the GPU.
     """
-    began = time.monotonic() if began is None else began
+    began = time.monotonic() if request.began is None else request.began
     if not shapes:
         raise UsageError("the suite has no shape to tune")
     if request.budget.evaluations is not None:
@@ -82,7 +76,7 @@ def tune_all(
     order = list(dict.fromkeys(shape.problem for shape in shapes))
     end = began + request.budget.seconds
     overheads: list[float] = []
-    with Workshop(gpus, order[0], workers=workers, cold=request.cold) as shop:
+    with Workshop(order[0], request) as shop:
         shop.identity()
         waiting = order
         for round_ in range(ROUNDS):
@@ -93,10 +87,8 @@ def tune_all(
                     continue  # its winner is stored
                 budget = Budget(seconds=max(LEAST_S, share), patience=PATIENCE)
                 resume = request.resume if not round_ else None
-                spent = _tuned(
-                    shop, problem, replace(request, budget=budget, resume=resume), found, overheads
-                )
-                told(spent)
+                once = replace(request, budget=budget, resume=resume, began=None)
+                told(_tuned(shop, problem, once, found, overheads))
             waiting = [problem for problem in order if not found[problem].settled]
     return [found[problem] for problem in order]
 
@@ -115,7 +107,8 @@ def _tuned(
     record, why, settled = before.record, "", True
     try:
         shop.turn_to(problem)
-        progress = request.begin(problem)
+        progress = request.progress(problem)
+        request.watch(progress)
         record = search(problem, shop, request, progress)
         settled = _settled(progress, request.budget)
     except DeviceError as error:
@@ -133,5 +126,5 @@ def _tuned(
 
 
 def _settled(progress: Progress, budget: Budget) -> bool:
-    """Tell whether a search ended by itself."""
+    """Return whether a search ended by itself."""
     return progress.seen == progress.legal or progress.stale >= (budget.patience or 0)

@@ -1,18 +1,22 @@
-"""Turns the fastest candidates of a search into its winner: checked in full, timed in turns, and recorded."""
+"""The finals of a search: its fastest candidates checked in full, timed in turns, and the winner stored."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune import records
+from autotune.code import cubins
 from autotune.errors import Rejected, TuningError
 from autotune.measure.worker import GpuWorker
 from autotune.records import compose
 from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
-from autotune.tuning.pipeline import Pipeline, trial_limit
-from autotune.tuning.progress import Built, Progress, Trial
+from autotune.tuning.limits import trial_limit
+from autotune.tuning.pipeline import Pipeline
+from autotune.tuning.progress import Progress
+from autotune.tuning.trial import Built, Trial
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 
 TIMEOUT_S = 30.0
@@ -153,3 +157,41 @@ def ranked(finals: Finals, built: Mapping[int, Built], defended: Collection[int]
     ]
     winner = min(alike, key=preference)
     return [winner, *(number for number in order if number != winner)]
+
+
+def store(
+    standing: Standing,
+    stored: Mapping[int, records.Record],
+    pipeline: Pipeline,
+    search: records.Search,
+    root: Path | None,
+) -> records.Record:
+    """Store the winner, and bring the stored winners that it met up to date."""
+    candidates = standing.candidates
+    record = standing.record(standing.winner, search)
+    for number in standing.order:  # compiling the text again need not give the machine code that was measured
+        built = standing.built[number]
+        cubins.put(built.source.text, built.binary, candidates.device.arch, root=root)
+    over = None
+    for number, old in stored.items():
+        outcome = standing.finals.outcomes.get(number)
+        trial = pipeline.trials.get(number)
+        wrong = [each for each in (outcome, trial and trial.outcome) if isinstance(each, Rejected)]
+        if old.family == record.family:
+            over = old if outcome is not None or wrong else None
+        elif any(each.kind == "correctness" for each in wrong):
+            records.set_aside(
+                records.record_path(candidates.device, old.family, candidates.problem, root=root)
+            )
+        elif isinstance(outcome, MeasuredTrial) and _faster(old, record):
+            # The fastest record of any family is served: a time of another day must not decide.
+            records.offer(standing.record(number, search), over=old, root=root)
+    return records.offer(record, over=over, root=root)
+
+
+def _faster(old: records.Record, record: records.Record) -> bool:
+    return (
+        old.timing is not None
+        and record.timing is not None
+        and old.timing.median_ms <= record.timing.median_ms
+    )

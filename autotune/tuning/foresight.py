@@ -1,4 +1,4 @@
-"""Turns a problem into the kernel that should be fastest on a GPU that is not here: estimated, not measured.
+"""Tuning for a GPU that is not here: the kernel that should be fastest, estimated and not measured.
 
 Every legal config gets a static estimate; the most promising are compiled for the GPU, and estimated anew
 with their real registers and spills; the best of them are executed in the simulator. No time is known in the
@@ -19,65 +19,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune import records
-from autotune.code.compiler import Binary, CompilePool, default_workers
+from autotune.code.compiler import Binary
 from autotune.errors import ConfigError, Rejected, TuningError
 from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
 from autotune.measure.proof import prove
 from autotune.records import compose
-from autotune.records.trials import Run, TrialLog, trials_path
-from autotune.search import require_seed
+from autotune.records.trials import Run, TrialLog
 from autotune.search.candidates import Candidates
 from autotune.space.space import Legal, Space, families
-from autotune.tuning.pipeline import COMPILE_TIMEOUT_S, Pipeline, trial_header
-from autotune.tuning.progress import Budget, Built, Note, Outcome, Progress, Watcher
+from autotune.tuning.pipeline import Pipeline
+from autotune.tuning.progress import Progress, Watcher
+from autotune.tuning.request import Request
+from autotune.tuning.resume import logs_of, trial_header
+from autotune.tuning.trial import Built, LogEntry, Outcome
 from autotune.values.device import Device
 from autotune.values.measurement import Launch, Verdict
 from autotune.values.problem import Problem
 
-BUDGET = "45s"
 STRATEGY = "estimate"
 ATTEMPTS = 5  # candidates that are simulated at most ...
 PROOFS = 3  # ... until so many proved right
 
 
-def foresee(
-    problem: Problem,
-    device: Device,
-    *,
-    space: Space | None = None,
-    budget: Budget | str = BUDGET,
-    seed: int = 0,
-    workers: int | None = None,
-    root: Path | None = None,
-    watch: Watcher = lambda progress: None,
-    began: float | None = None,
-) -> records.Record:
+def foresee(problem: Problem, device: Device, request: Request) -> records.Record:
     """Choose a kernel by estimate, prove it right in the simulator, and store it as estimated.
 
     Args:
         problem: What to compute.
         device: The GPU to choose for; none is used.
-        space: Where to choose; every built-in family that serves the problem when not given.
-        budget: Of the compiling, a `Budget` or its text; the simulator takes some ten seconds more.
-        seed: Breaks ties of the estimate, and draws the operands of the proof.
-        workers: Compiling processes; one for each core when not given.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
-        watch: Told of every step.
-        began: When the command began (`time.monotonic`), for the log; now when not given.
+        request: Its budget is of the compiling, the simulator takes some ten seconds more; its seed breaks
+            ties of the estimate and draws the operands of the proof.
 
     Returns:
         The record, as stored; it holds no time.
 
     Raises:
-        UsageError: The budget or space is wrong, or leaves no legal config.
+        UsageError: The space is wrong, or leaves no legal config.
         ToolchainError: NVRTC is missing or does not know the device.
-        RecordError: The folder of records cannot be written.
+        RecordError: The log or record cannot be written.
         UnsupportedPTX: The simulator does not know an instruction of the kernel.
         TuningError: Not one candidate was usable.
     """
-    budget = budget if isinstance(budget, Budget) else Budget.parse(budget)
-    require_seed(seed)
-    records.check_writable(root)
+    space, seed, root, watch = request.space, request.seed, request.root, request.watch
     spaces = families(problem, device) if space is None else [space]
     for each in spaces:
         trial_header(each, problem, device)  # without NVRTC there is nothing to begin
@@ -85,8 +68,8 @@ def foresee(
     unknown = [family.name for family in candidates.families if not _estimates(family.space, candidates)]
     if unknown and len(unknown) < len(candidates.families):
         candidates = Candidates([each for each in spaces if each.family not in unknown], problem, device)
-    progress = Progress(problem, budget, device, len(candidates))
-    progress.began = progress.began if began is None else began
+    progress = request.progress(problem)
+    progress.device, progress.legal = device, len(candidates)
     progress.stage = "compiling in the order of the estimate"
     if unknown:
         order_is = (
@@ -96,20 +79,16 @@ def foresee(
     first = [*_stored(candidates, root)]
     presets = (family.numbers(family.space.starts(family.legal)) for family in candidates.families)
     first += [number for turn in zip_longest(*presets) for number in turn if number is not None]
-    run = Run(progress.began)
     watch(progress)
+    logs = logs_of(candidates, None, request, Run(progress.began))
     with ExitStack() as opened:
-        logs = []
-        for family in candidates.families:
-            path = records.record_path(device, family.name, problem, root=root, estimated=True)
-            header = trial_header(family.space, problem, device)
-            logs.append(opened.enter_context(TrialLog(trials_path(path), header, run)))
-        pool = opened.enter_context(CompilePool(workers or default_workers(spare=0), COMPILE_TIMEOUT_S))
-        pool.warm()
+        for log in logs:
+            opened.enter_context(log)
+        pool = opened.enter_context(request.compilers())
         queue, model = _Queue([*first, *_ordered(candidates, seed)]), _Model(candidates)
         pipeline = Pipeline(candidates, queue, pool, [model], logs, progress, watch)
         for log in logs:
-            log.event("begin", strategy=STRATEGY, seed=seed, budget=str(budget))
+            log.event("begin", strategy=STRATEGY, seed=seed, budget=str(request.budget))
         progress.end("start")
         pipeline.run()
         progress.end("search")
@@ -125,7 +104,7 @@ def foresee(
 
 
 def _estimates(space: Space, candidates: Candidates) -> bool:
-    """Tell whether the model knows a family."""
+    """Return whether the model knows a family."""
     family = next(each for each in candidates.families if each.space is space)
     values = space.values(family.legal.config(0), candidates.problem, candidates.device)
     return knows(values)
@@ -187,7 +166,7 @@ def _ordered(candidates: Candidates, seed: int) -> Iterator[int]:
 
 
 def _steps(space: Space, legal: Legal) -> NDArray[np.float64]:
-    """Say how far each point is from the nearest preset."""
+    """Return how far each point is from the nearest preset."""
     steps: NDArray[np.float64] = np.min(
         [legal.steps(preset) for preset in space.presets.values()] or [np.zeros(len(legal))], axis=0
     )
@@ -218,7 +197,7 @@ class _Queue:
 
 
 class _Model:
-    """Stands where a pipeline has its GPUs, and gives a binary its estimate at once."""
+    """Takes the place of a pipeline's GPUs: the outcome of a binary is its estimate, at once."""
 
     waitables: tuple[Connection, ...] = ()
     next_deadline = None
@@ -234,7 +213,13 @@ class _Model:
         return len(self._finished)
 
     def submit(
-        self, key: int, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float, note: Note
+        self,
+        key: int,
+        binary: Binary,
+        launch: Launch,
+        best_ms: float | None,
+        timeout_s: float,
+        entry: LogEntry,
     ) -> None:
         self._submitted += 1
         problem, device = self._candidates.problem, self._candidates.device
@@ -248,7 +233,7 @@ class _Model:
                 outcome = Estimate(float(self._submitted), binary.registers, binary.spill_bytes, {})
         except ConfigError as error:  # not one block fits on an SM
             outcome = Rejected("constraint", str(error))
-        note.ended(outcome)
+        entry.ended(outcome)
         self._finished.append((key, outcome))
 
     def collect(self) -> list[tuple[int, Outcome]]:

@@ -10,60 +10,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from autotune.code.compiler import OPTIONS, Binary, CompilePool
-from autotune.code.nvrtc import nvrtc_version
-from autotune.code.render import Source, template_digest
+from autotune.code.compiler import Binary, CompilePool
+from autotune.code.render import Source
 from autotune.errors import DeviceError, Rejected, SpaceError, ToolchainError
-from autotune.records.schema import RecordedDevice
-from autotune.records.trials import TrialHeader, TrialLog
+from autotune.records.trials import TrialLog
 from autotune.search import WAIT
 from autotune.search.candidates import Candidates
-from autotune.space.space import Space
 from autotune.tuning.interrupt import Interrupts
-from autotune.tuning.progress import Built, Note, Outcome, Progress, Trial, Watcher
-from autotune.values.device import Device
-from autotune.values.measurement import L2, Launch
-from autotune.values.problem import Problem
+from autotune.tuning.limits import trial_limit, unlaunchable
+from autotune.tuning.progress import Progress, Watcher
+from autotune.tuning.trial import Built, LogEntry, Outcome, Trial
+from autotune.values.measurement import Launch
 
-COMPILE_TIMEOUT_S = 30.0
 GPU_QUEUE = 3  # binaries that wait for a GPU: it never idles, and proposals stay fresh
 COMPILE_QUEUE = 2  # texts that wait for a compiler: it does not wait for the next proposal and its rendering
 GPU_ROOM = 2  # of them in the hands of its worker, and in the log as started
 KEPT = 16  # fastest candidates whose text and machine code are kept; those of the others are forgotten
 ASK_AGAIN_S = 0.25  # while others measure all that is left
 LOOK_S = 0.2  # how long an interrupt waits at most
-TRIAL_TIMEOUT_S = 5.0  # beyond these launches of the slowest kernel worth waiting for
-LAUNCHES = 20
-SLOWEST_FLOPS = 2e11  # operations per second; a kernel below counts as one that never ends ...
-SLOWEST_STEP_S = 1e-7  # ... and so does one that takes longer for each k, however few its outputs
-MAX_GRID = 2**31 - 1  # blocks in x
-REGISTERS_UNIT = 8  # registers are allocated to threads in eights
-
-
-def trial_limit(problem: Problem) -> float:
-    """Return the seconds after which a candidate counts as one that never ends."""
-    return TRIAL_TIMEOUT_S + LAUNCHES * (problem.flops / SLOWEST_FLOPS + problem.k * SLOWEST_STEP_S)
-
-
-def trial_header(
-    space: Space, problem: Problem, device: Device, driver: str | None = None, l2: L2 = "warm"
-) -> TrialHeader:
-    """Say what the trials of a run belong to."""
-    return TrialHeader(
-        family=space.family,
-        problem=problem,
-        device=RecordedDevice.of(device),
-        space_digest=space.digest,
-        template_digest=template_digest(space),
-        nvrtc=nvrtc_version(),
-        driver=driver,
-        flags=OPTIONS,
-        l2=l2,
-    )
 
 
 class Proposer(Protocol):
-    """Where proposals come from; `autotune.search.Search` and `autotune.search.contest.Contest` are such."""
+    """Where proposals come from; `autotune.search.Search` is one, with the documentation."""
 
     @property
     def asked(self) -> int:
@@ -71,32 +39,20 @@ class Proposer(Protocol):
         ...
 
     def ask(self) -> int | None:
-        """Propose a candidate that was never proposed before.
-
-        Returns:
-            Its number; `autotune.search.WAIT` when there is none now but may be later; None when there is no
-            other.
-        """
+        """Propose a candidate that was never proposed before; `WAIT` if there may be one later; else None."""
         ...
 
-    def take(self, index: int) -> None:
-        """Count a candidate as proposed, because its outcome is known already; `tell` it."""
+    def take(self, number: int, /) -> None:
+        """Count a candidate as proposed, because its outcome is known already."""
         ...
 
-    def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
-        """Take what became of a proposed candidate.
-
-        Args:
-            index: The candidate.
-            median_ms: Its time in milliseconds; None without one.
-            outcome: "measured", "estimated" or a rejection kind.
-            why: Of a rejection.
-        """
+    def tell(self, number: int, median_ms: float | None, outcome: str, why: str, /) -> None:
+        """Learn the outcome of a proposed candidate."""
         ...
 
 
 class Judge(Protocol):
-    """What gives a binary its outcome; `autotune.measure.worker.GpuWorker` is one, with the documentation."""
+    """What finds the outcome of a binary; `autotune.measure.worker.GpuWorker` is one, documented there."""
 
     @property
     def pending(self) -> int:
@@ -114,9 +70,16 @@ class Judge(Protocol):
         ...
 
     def submit(
-        self, key: int, binary: Binary, launch: Launch, best_ms: float | None, timeout_s: float, note: Note
+        self,
+        key: int,
+        binary: Binary,
+        launch: Launch,
+        best_ms: float | None,
+        timeout_s: float,
+        entry: LogEntry,
+        /,
     ) -> None:
-        """Take one candidate; the note is told before it is launched, and its outcome once."""
+        """Take one candidate; whoever launches it writes its log entry, before and after."""
         ...
 
     def collect(self) -> Sequence[tuple[Any, Outcome]]:
@@ -362,7 +325,7 @@ class Pipeline:
             self._at[index] = gpu
             built, best, log = self._built[index], self._progress.best, self._log(index)
             pending = Trial.of(built.source, built.binary, Rejected("crash", "no outcome yet"))
-            note = Note(log.path, log.run, pending, gpu)
+            note = LogEntry(log.path, log.run, pending, gpu)
             best_ms = None if best is None else best.median_ms
             limit = trial_limit(self._candidates.problem)
             judge.submit(index, built.binary, built.source.launch, best_ms, limit, note)
@@ -402,34 +365,6 @@ class Pipeline:
 
     def _log(self, index: int) -> TrialLog:
         return self._logs[self._candidates.place(index)[0]]
-
-
-def unlaunchable(source: Source, binary: Binary, device: Device) -> Rejected | None:
-    """Say why a compiled kernel cannot start on a device; None when it can."""
-    launch = source.launch
-    threads, blocks = math.prod(launch.block), math.prod(launch.grid)
-    if not (
-        1 <= threads <= device.max_threads_per_block and 1 <= blocks <= MAX_GRID and launch.shared_bytes >= 0
-    ):
-        return Rejected(
-            "constraint",
-            f"a launch of {blocks} blocks of {threads} threads with {launch.shared_bytes} bytes of dynamic "
-            f"shared memory: give 1 to {MAX_GRID} blocks of 1 to {device.max_threads_per_block} threads",
-        )
-    registers = -(-binary.registers // REGISTERS_UNIT) * REGISTERS_UNIT * threads
-    if registers > device.registers_per_sm:
-        return Rejected(
-            "constraint",
-            f"{threads} threads of {binary.registers} registers need {registers} registers; "
-            f"an SM has {device.registers_per_sm}",
-        )
-    shared = launch.shared_bytes + binary.shared_bytes
-    if shared > device.shared_per_block:
-        return Rejected(
-            "constraint",
-            f"a block needs {shared} bytes of shared memory; {device.name} allows {device.shared_per_block}",
-        )
-    return None
 
 
 class _Mean:

@@ -1,4 +1,4 @@
-"""Turns what earlier runs left, their logs and records, into where a search begins."""
+"""What earlier runs left, their logs and records, and where a search begins because of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,54 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune import records
+from autotune.code.compiler import OPTIONS
+from autotune.code.nvrtc import nvrtc_version
+from autotune.code.render import template_digest
 from autotune.errors import Rejected
-from autotune.records.trials import Line, TrialLog, deaths
+from autotune.records.schema import RecordedDevice
+from autotune.records.trials import Line, Run, TrialHeader, TrialLog, deaths, trials_path
 from autotune.search.candidates import Candidates, config_of, points_of
-from autotune.space.space import Config
-from autotune.tuning.progress import Trial
+from autotune.space.space import Config, Space
+from autotune.tuning.request import Request
 from autotune.tuning.transfer import warm_starts
+from autotune.tuning.trial import Trial
+from autotune.values.device import Device
+from autotune.values.measurement import L2
+from autotune.values.problem import Problem
 
 DEATHS = 2  # of a run, with a candidate on the GPU, that count as the candidate's fault
 WARM_STARTS = 16
+
+
+def trial_header(
+    space: Space, problem: Problem, device: Device, driver: str | None = None, l2: L2 = "warm"
+) -> TrialHeader:
+    """Return what the trials of a run belong to, which is what the search of it must agree in to go on."""
+    return TrialHeader(
+        family=space.family,
+        problem=problem,
+        device=RecordedDevice.of(device),
+        space_digest=space.digest,
+        template_digest=template_digest(space),
+        nvrtc=nvrtc_version(),
+        driver=driver,
+        flags=OPTIONS,
+        l2=l2,
+    )
+
+
+def logs_of(candidates: Candidates, driver: str | None, request: Request, run: Run) -> list[TrialLog]:
+    """Name the log of each family, beside its record; nothing is opened yet."""
+    l2: L2 = "cold" if request.cold else "warm"
+    estimated = request.target is not None
+    logs = []
+    for family in candidates.families:
+        header = trial_header(family.space, candidates.problem, candidates.device, driver, l2)
+        path = records.record_path(
+            candidates.device, family.name, candidates.problem, root=request.root, estimated=estimated
+        )
+        logs.append(TrialLog(trials_path(path), header, run, anew=request.resume is False))
+    return logs
 
 
 @dataclass(frozen=True)

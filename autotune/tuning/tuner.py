@@ -1,28 +1,30 @@
-"""Turns a problem into its fastest verified kernel: search, compare with cuBLAS, record the winner."""
+"""`tune`: search for the fastest kernel of a problem, compare it with cuBLAS, and store it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from autotune import records
-from autotune.code import cubins
-from autotune.errors import Rejected
-from autotune.records.trials import Run, TrialLog, trials_path
-from autotune.search import DEFAULT, Search, require_seed, require_strategy, strategy_name
+from autotune.errors import UsageError
+from autotune.measure.worker import GpuWorker
+from autotune.records.trials import Run, TrialLog
+from autotune.search import DEFAULT, Search, strategy_name
 from autotune.search.candidates import Candidates
 from autotune.search.contest import Contest, FamilySearch
 from autotune.space.space import Space, families
-from autotune.tuning.blas import blas_threads
-from autotune.tuning.finals import Standing, hold
-from autotune.tuning.pipeline import Pipeline, trial_header
-from autotune.tuning.progress import Budget, Progress, Trial, Watcher
-from autotune.tuning.resume import Past, Stored, firsts
-from autotune.tuning.workshop import Workshop
-from autotune.values.measurement import L2, MeasuredTrial
+from autotune.tuning.budget import Budget
+from autotune.tuning.finals import hold, store
+from autotune.tuning.pipeline import Pipeline
+from autotune.tuning.progress import Progress, Watcher
+from autotune.tuning.request import Request
+from autotune.tuning.resume import Past, Stored, firsts, logs_of
+from autotune.tuning.trial import Trial
+from autotune.values.device import Device
 from autotune.values.problem import Problem
 
 
@@ -85,59 +87,109 @@ def tune(
         space=space,
         seed=seed,
         strategy=strategy,
+        gpus=tuple(gpus) or (ordinal,),
+        workers=workers,
         cold=cold,
         resume=resume,
         storage=storage,
         study=study,
         root=root,
         watch=watch,
+        began=began,
     )
-    progress = request.begin(problem, began)
-    with Workshop(list(gpus) or [ordinal], problem, workers=workers, cold=cold) as shop:
+    return run(problem, request)
+
+
+def run(problem: Problem, request: Request) -> records.Record:
+    """Do what `tune` does: search on the GPUs of the request, or estimate for its target.
+
+    Raises:
+        AutotuneError: As for `tune` and `autotune.tuning.foresight.foresee`.
+    """
+    if request.target is not None:
+        from autotune.tuning.foresight import foresee
+
+        return foresee(problem, request.target, request)
+    progress = request.progress(problem)
+    request.watch(progress)
+    with Workshop(problem, request) as shop:
         return search(problem, shop, request, progress)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a search is asked for, as the arguments of `tune` say it.
+class Workshop:
+    """A worker for each GPU, and the compile processes that they share; all start at once.
 
-    Raises:
-        UsageError: The strategy or seed is wrong.
-        RecordError: The folder of records cannot be written.
+    Args:
+        problem: What the workers are to measure first.
+        request: Its GPUs, number of compilers, and state of L2 are what counts.
+
+    Attributes:
+        pool: Compiles.
+        gpus: Workers in the order of the ordinals.
     """
 
-    budget: Budget
-    space: Space | None = None
-    seed: int = 0
-    strategy: Any = DEFAULT
-    cold: bool = False
-    resume: bool | None = None
-    storage: str | None = None
-    study: str | None = None
-    root: Path | None = None
-    watch: Watcher = lambda progress: None
+    def __init__(self, problem: Problem, request: Request) -> None:
+        self._ordinals = request.gpus
+        with ExitStack() as opening:  # what is open closes again if something fails here
+            self.gpus = [
+                opening.enter_context(GpuWorker(ordinal, problem, cold=request.cold))
+                for ordinal in self._ordinals
+            ]
+            self.pool = opening.enter_context(request.compilers())
+            for name in ("optuna", "jinja2"):  # half a second, while they start
+                import_module(name)
+            self._open = opening.pop_all()
 
-    def __post_init__(self) -> None:
-        require_strategy(self.strategy)
-        require_seed(self.seed)
-        records.check_writable(self.root)
+    def __enter__(self) -> Workshop:
+        return self
 
-    def begin(self, problem: Problem, began: float | None = None) -> Progress:
-        """Begin the progress of a search, at a time (`time.monotonic`) or now, and tell the watcher."""
-        progress = Progress(problem, self.budget)
-        progress.began = progress.began if began is None else began
-        self.watch(progress)
-        return progress
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def identity(self) -> tuple[Device, str]:
+        """Wait until the GPUs are known: the device that all of them are, and the driver's version.
+
+        Raises:
+            UsageError: They are not of one kind.
+            DeviceError: One cannot be used.
+            ToolchainError: Likewise.
+        """
+        (device, driver), *others = [gpu.identity() for gpu in self.gpus]
+        for ordinal, (other, _) in zip(self._ordinals[1:], others, strict=True):
+            if (other.slug, other.sm_count) != (device.slug, device.sm_count):
+                raise UsageError(
+                    f"GPU {self._ordinals[0]} is {_named(device)} and GPU {ordinal} is {_named(other)}: "
+                    "one search needs GPUs of one kind"
+                )
+        return device, driver
+
+    def turn_to(self, problem: Problem) -> None:
+        """Have the workers measure another problem; what is pending is forgotten."""
+        self.pool.drop()
+        for gpu in self.gpus:
+            gpu.turn_to(problem)
+
+
+def _named(device: Device) -> str:
+    return f"{device.name}{f' {device.mig}' if device.mig else ''} with {device.sm_count} SMs"
 
 
 def search(problem: Problem, shop: Workshop, request: Request, progress: Progress) -> records.Record:
     """Do what `tune` does with workers that measure the problem and compilers that run already.
 
+    NumPy's BLAS gets one thread: a search proposes from matrices so small, on cores so busy compiling, that
+    its threads wait for each other far longer than they work: 188 ms per proposal on two busy cores, against
+    16 ms with one thread.
+
     Raises:
         AutotuneError: As for `tune`.
     """
+    from threadpoolctl import threadpool_limits
+
     watch, root = request.watch, request.root
-    with blas_threads(1), ExitStack() as opened:
+    with threadpool_limits(1, user_api="blas"), ExitStack() as opened:
         device, driver = shop.identity()
         progress.device, progress.stage = device, "listing the candidates"
         watch(progress)
@@ -146,7 +198,9 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         progress.legal = len(candidates)
         progress.notes += [f"left out: {why}" for why in candidates.without]
 
-        logs = [opened.enter_context(each) for each in _logs(candidates, driver, request, progress)]
+        logs = logs_of(candidates, driver, request, Run(progress.began))
+        for log in logs:
+            opened.enter_context(log)
         stored = Stored.find(candidates, root)
         past = Past.read(candidates, logs, required=request.resume is True)
         begins = firsts(candidates, stored, past, root)
@@ -180,7 +234,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         for log in logs:
             log.event("gpu", uuid=facts.uuid, pci_bus_id=facts.pci_bus_id, start_s=dict(facts.start_s))
     progress.end("finals")
-    record = _store(standing, stored, pipeline, progress.searched(strategy, request.seed), root)
+    record = store(standing, stored.records, pipeline, progress.searched(strategy, request.seed), root)
     progress.stage = "done"
     watch(progress)
     return record
@@ -197,18 +251,6 @@ class _Shared(Protocol):
     def close(self) -> None:
         """Give back what was not told."""
         ...
-
-
-def _logs(candidates: Candidates, driver: str, request: Request, progress: Progress) -> list[TrialLog]:
-    """Name the log of each family; nothing is opened yet."""
-    run = Run(progress.began)
-    l2: L2 = "cold" if request.cold else "warm"
-    logs = []
-    for family in candidates.families:
-        header = trial_header(family.space, candidates.problem, candidates.device, driver, l2)
-        path = records.record_path(candidates.device, family.name, candidates.problem, root=request.root)
-        logs.append(TrialLog(trials_path(path), header, run, anew=request.resume is False))
-    return logs
 
 
 def _searches(
@@ -257,37 +299,3 @@ def _others(candidates: Candidates, searches: Sequence[FamilySearch], pipeline: 
                 config = family.legal.config(point)
                 found[number] = Trial.told(family.name, config, told.median_ms, told.outcome, told.why)
     return found
-
-
-def _store(
-    standing: Standing, stored: Stored, pipeline: Pipeline, search: records.Search, root: Path | None
-) -> records.Record:
-    """Store the winner, and bring the stored winners that it met up to date."""
-    candidates = standing.candidates
-    record = standing.record(standing.winner, search)
-    for number in standing.order:  # compiling the text again need not give the machine code that was measured
-        built = standing.built[number]
-        cubins.put(built.source.text, built.binary, candidates.device.arch, root=root)
-    over = None
-    for number, old in stored.records.items():
-        outcome = standing.finals.outcomes.get(number)
-        trial = pipeline.trials.get(number)
-        wrong = [each for each in (outcome, trial and trial.outcome) if isinstance(each, Rejected)]
-        if old.family == record.family:
-            over = old if outcome is not None or wrong else None
-        elif any(each.kind == "correctness" for each in wrong):
-            records.set_aside(
-                records.record_path(candidates.device, old.family, candidates.problem, root=root)
-            )
-        elif isinstance(outcome, MeasuredTrial) and _faster(old, record):
-            # The fastest record of any family is served: a time of another day must not decide.
-            records.offer(standing.record(number, search), over=old, root=root)
-    return records.offer(record, over=over, root=root)
-
-
-def _faster(old: records.Record, record: records.Record) -> bool:
-    return (
-        old.timing is not None
-        and record.timing is not None
-        and old.timing.median_ms <= record.timing.median_ms
-    )

@@ -117,11 +117,11 @@ def torture(count="25"):
 
     from autotune.measure.worker import GpuWorker
     from autotune.space.space import Space
-    from autotune.tuning import tuner, workshop
+    from autotune.tuning import tuner
     from autotune.values.problem import Problem
 
     folder = Path(tempfile.mkdtemp())
-    workshop.GpuWorker = partial(GpuWorker, service="torture_service:serve")
+    tuner.GpuWorker = partial(GpuWorker, service="torture_service:serve")
     for file in TORTURE.iterdir():
         (folder / file.name).write_text(file.read_text())
     (folder / "some.toml").write_text(

@@ -16,7 +16,7 @@ from autotune.measure.clocks import ClockMonitor, device_uuid
 from autotune.measure.worker import GpuWorker
 from autotune.records.trials import read_log
 from autotune.space.space import Space
-from autotune.tuning import workshop
+from autotune.tuning import tuner
 from autotune.tuning.tuner import tune
 from autotune.values.device import current_device
 from autotune.values.problem import Problem
@@ -54,8 +54,8 @@ def log(root):
 
 def test_every_broken_candidate_is_named_and_every_good_one_measured(device, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    monkeypatch.setattr(workshop, "GpuWorker", partial(GpuWorker, service="torture_service:serve"))
-    monkeypatch.setattr(workshop, "COMPILE_TIMEOUT_S", 8.0)
+    monkeypatch.setattr(tuner, "GpuWorker", partial(GpuWorker, service="torture_service:serve"))
+    monkeypatch.setattr("autotune.tuning.request.COMPILE_TIMEOUT_S", 8.0)
     space, problem, root = some(tmp_path, 3), Problem(64, 64, 64), tmp_path / "records"
     record = tune(problem, space=space, budget="1000", strategy="exhaustive", root=root)
     assert record.search.outcomes == {

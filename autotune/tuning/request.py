@@ -1,0 +1,70 @@
+"""What a search is asked for: everything but the problem that `tune` or the command was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import records
+from autotune.code.compiler import CompilePool, default_workers
+from autotune.errors import UsageError
+from autotune.search import DEFAULT, require_seed, require_strategy
+from autotune.space.space import Space
+from autotune.tuning.budget import Budget
+from autotune.tuning.limits import COMPILE_TIMEOUT_S
+from autotune.tuning.progress import Progress, Watcher
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A search as it was asked for; `autotune.tuning.tuner.tune` documents what each attribute means.
+
+    Attributes:
+        target: A GPU that is not here: its kernel is chosen by estimate, and nothing is measured.
+
+    Raises:
+        UsageError: The strategy, seed, GPUs or number of compilers is wrong, or a study has no storage.
+        RecordError: The folder of records cannot be written.
+    """
+
+    budget: Budget
+    space: Space | None = None
+    seed: int = 0
+    strategy: Any = DEFAULT
+    gpus: tuple[int, ...] = (0,)
+    target: Device | None = None
+    workers: int | None = None
+    cold: bool = False
+    resume: bool | None = None
+    storage: str | None = None
+    study: str | None = None
+    root: Path | None = None
+    watch: Watcher = lambda progress: None
+    began: float | None = None
+
+    def __post_init__(self) -> None:
+        require_strategy(self.strategy)
+        require_seed(self.seed)
+        if self.target is None and (not self.gpus or len(set(self.gpus)) < len(self.gpus)):
+            raise UsageError(f"gpus {list(self.gpus)}: name one GPU or several, each once")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers {self.workers}: a search needs at least one compiling process")
+        if self.study is not None and self.storage is None:
+            raise UsageError("--study names a study of a storage: give --storage too")
+        records.check_writable(self.root)
+
+    def progress(self, problem: Problem) -> Progress:
+        """Return the progress of a search that begins now, or began with its command."""
+        progress = Progress(problem, self.budget)
+        if self.began is not None:
+            progress.began = self.began
+        return progress
+
+    def compilers(self) -> CompilePool:
+        """Start the compile processes, one for each core unless asked otherwise."""
+        pool = CompilePool(self.workers or default_workers(spare=0), COMPILE_TIMEOUT_S)
+        pool.warm()
+        return pool

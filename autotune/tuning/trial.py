@@ -1,0 +1,199 @@
+"""A trial, which is one evaluated candidate, and how it is written into the log and read from it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.code.compiler import Binary
+from autotune.code.render import Source
+from autotune.errors import REJECTION_KINDS, Rejected
+from autotune.families.estimate import Estimate
+from autotune.records.trials import Run, add_line
+from autotune.space.space import Config
+from autotune.values.measurement import L2, MeasuredTrial, Timing, Verdict
+
+Outcome = MeasuredTrial | Estimate | Rejected
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate that compiled."""
+
+    source: Source
+    binary: Binary
+
+    @property
+    def code(self) -> str:
+        """Digits that tell machine code and launch apart: two candidates that share them are one kernel."""
+        launch = repr(self.source.launch).encode()
+        return hashlib.sha256(self.binary.digest.encode() + launch).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One evaluated candidate, without its text and machine code: thousands of them must fit.
+
+    Attributes:
+        id: Family, config and code in one word.
+        family: Its family.
+        config: The choices it was made from.
+        outcome: Its time, its estimate, or why it was rejected.
+        code: `Built.code`; None if it did not compile.
+        registers: Of one thread; None if it did not compile.
+        spill_bytes: Likewise.
+        compile_s: Seconds of compiling; None if there were none.
+        same_as: Id of the candidate with the same code whose outcome this is; None if it ran itself.
+    """
+
+    id: str
+    family: str
+    config: Config
+    outcome: Outcome
+    code: str | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    compile_s: float | None = None
+    same_as: str | None = None
+
+    @classmethod
+    def of(cls, source: Source, binary: Binary | None, outcome: Outcome, same_as: str | None = None) -> Trial:
+        """Take what is kept of a candidate that was rendered."""
+        name, family, config = trial_id(source), source.family, source.config
+        if binary is None:
+            return cls(name, family, config, outcome)
+        built = Built(source, binary)
+        needs = binary.registers, binary.spill_bytes, round(binary.seconds, 3)
+        return cls(name, family, config, outcome, built.code, *needs, same_as)
+
+    @classmethod
+    def told(cls, family: str, config: Config, median_ms: float | None, kind: str, why: str) -> Trial:
+        """Take what another process says of a candidate."""
+        outcome: Outcome
+        if median_ms is None:
+            outcome = Rejected(next((each for each in REJECTION_KINDS if each == kind), "crash"), why)
+        else:
+            timing = Timing(median_ms, (median_ms,) * 3, 1, 1, "warm", "back-to-back", None, False)
+            outcome = MeasuredTrial(timing, Verdict(True, 0.0, 0.0, "", "of another process"))
+        return cls(f"{family}:{config.id}", family, config, outcome)
+
+    @property
+    def median_ms(self) -> float | None:
+        """Median time of one launch, ms; None when it was not measured."""
+        return self.outcome.timing.median_ms if isinstance(self.outcome, MeasuredTrial) else None
+
+    @property
+    def cost(self) -> float:
+        """What the best candidate has least of: the time measured, or the model's; infinite when rejected."""
+        if isinstance(self.outcome, Rejected):
+            return math.inf
+        return self.outcome.ms if isinstance(self.outcome, Estimate) else self.outcome.timing.median_ms
+
+    @property
+    def kind(self) -> str:
+        """What became of it in one word: "measured", "estimated" or the kind of rejection."""
+        if isinstance(self.outcome, Rejected):
+            return self.outcome.kind
+        return "estimated" if isinstance(self.outcome, Estimate) else "measured"
+
+    @property
+    def why(self) -> str:
+        """Why it was rejected; "" if it was not."""
+        return self.outcome.why if isinstance(self.outcome, Rejected) else ""
+
+    def line(self) -> dict[str, object]:
+        """Write the trial for the log."""
+        line: dict[str, object] = {"id": self.id, "config": dict(self.config), "outcome": self.kind}
+        if isinstance(self.outcome, Rejected):
+            line |= {"why": self.outcome.why}
+        elif isinstance(self.outcome, Estimate):
+            line |= {"estimate": self.outcome.ms}
+        else:
+            timing, verdict = self.outcome.timing, self.outcome.verdict
+            line |= {
+                "median_ms": timing.median_ms,
+                "quantiles": list(timing.quantiles),
+                "repeats": timing.repeats,
+                "launches": timing.launches,
+                "method": timing.method,
+                "noisy": timing.noisy,
+                "error": verdict.error,
+                "bound": verdict.bound,
+                "gpu_s": round(self.outcome.seconds, 4),
+            }
+        known = ("code", "registers", "spill_bytes", "compile_s", "same_as")
+        return line | {name: value for name in known if (value := getattr(self, name)) is not None}
+
+    @classmethod
+    def read(cls, line: Mapping[str, Any], family: str, l2: L2) -> Trial | None:
+        """Read a line of a log written by `line`; None for one that is something else."""
+        try:
+            outcome: Outcome
+            if line["outcome"] == "measured":
+                low, middle, high = (float(value) for value in line["quantiles"])
+                timing = Timing(
+                    median_ms=float(line["median_ms"]),
+                    quantiles=(low, middle, high),
+                    repeats=int(line["repeats"]),
+                    launches=int(line["launches"]),
+                    l2=l2,
+                    method=line["method"],
+                    clocks=None,
+                    noisy=bool(line["noisy"]),
+                )
+                if not 0 < timing.median_ms < math.inf:
+                    return None
+                verdict = Verdict(True, float(line["error"]), float(line["bound"]), "", "of an earlier run")
+                outcome = MeasuredTrial(timing, verdict, float(line["gpu_s"]))
+            elif line["outcome"] in REJECTION_KINDS:
+                outcome = Rejected(line["outcome"], str(line["why"]))
+            else:
+                return None
+            parts = (line.get(name) for name in ("code", "registers", "spill_bytes", "compile_s", "same_as"))
+            return cls(str(line["id"]), family, Config(line["config"]), outcome, *parts)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """What the process that launches a candidate writes into the log, before and after.
+
+    Attributes:
+        log: The log's file.
+        run: Stamps the lines.
+        trial: The candidate; its outcome is not known yet.
+        gpu: Which of the run's GPUs.
+    """
+
+    log: Path
+    run: Run
+    trial: Trial
+    gpu: int
+
+    def started(self) -> None:
+        """Say that the candidate is launched next.
+
+        Raises:
+            RecordError: The log cannot be written.
+        """
+        name, config, code = self.trial.id, dict(self.trial.config), self.trial.code
+        line = {"event": "started", "id": name, "config": config, "code": code, "gpu": self.gpu}
+        add_line(self.log, self.run, line)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Say what became of it.
+
+        Raises:
+            RecordError: The log cannot be written.
+        """
+        add_line(self.log, self.run, replace(self.trial, outcome=outcome).line())
+
+
+def trial_id(source: Source) -> str:
+    """Name a candidate in the log: family, config, and digits of its code's digest."""
+    return f"{source.family}:{source.config.id}@{source.code_digest[:8]}"
