@@ -48,7 +48,7 @@ def command(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Say why a kernel is as fast as it is: A and B are presets, config files, or "record", the default.
+    """Explain why a kernel is as fast as it is: A and B are presets, config files, or "record", the default.
 
     With two, they are put side by side. Where none was measured the record is the estimated one. Memory
     accesses are counted in the simulator on a miniature of the problem, so nothing of this needs a GPU; times
@@ -103,7 +103,7 @@ def _account(
 
 
 def text(accounts: list[Account]) -> str:
-    """Write one account, or two side by side with what differs."""
+    """Return one account as text, or two side by side with what differs."""
     columns = [dict(_rows(account)) for account in accounts]
     first = accounts[0]
     lines = [f"{first.problem} on {first.device.name}: {' | '.join(account.title for account in accounts)}"]
@@ -248,7 +248,7 @@ _LINE_METRICS = (
 
 
 def source_text(account: Account) -> str:
-    """Write the miniature's kernel with what each line costs: executions, sectors, wavefronts."""
+    """Return the miniature's kernel with the cost of each line: executions, sectors, wavefronts."""
     lines = [
         f"{account.title}: counted on {account.miniature}, {account.miniature_source.launch.grid[0]} blocks",
         "".join(f"{name:>11}" for name, _ in _LINE_METRICS),

@@ -1,4 +1,4 @@
-"""Turns machine code into the instruction mix of its main loop, by nvdisasm."""
+"""The instruction mix of a kernel's main loop, read from its machine code by nvdisasm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from autotune.errors import ToolchainError
 
 INSTRUCTION_BYTES = 16  # since Volta
-MULTIPLIES = ("FFMA", "HMMA", "HGMMA")  # what a main loop is there for
+MULTIPLIES = ("FFMA", "HMMA", "HGMMA")  # the instructions that a main loop exists for
 _TIMEOUT_S = 60.0
 
 
@@ -62,7 +62,7 @@ class Loop:
 
 
 def main_loop(cubin: bytes, entry: str) -> Loop:
-    """Find the innermost backward branch around the most `MULTIPLIES`, and count what one iteration executes.
+    """Return the innermost loop with the most `MULTIPLIES`: what one of its iterations executes.
 
     Predicated-off padding (``@!PT``) counts: it takes an issue slot like any other instruction.
 
@@ -106,7 +106,7 @@ def _disassembled(cubin: bytes, entry: str) -> list[dict[str, Any]]:
 
 @cache
 def nvdisasm() -> str:
-    """Find nvdisasm: the wheel beside this package, the PATH, or a CUDA toolkit.
+    """Return the path of nvdisasm: of the wheel beside this package, on the PATH, or of a CUDA toolkit.
 
     Raises:
         ToolchainError: There is none.

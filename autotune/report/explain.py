@@ -1,4 +1,4 @@
-"""Turns a kernel into its account: what it loads, issues and occupies, what limits it, what relieves it."""
+"""The account of a kernel: what it loads, issues and occupies, which resource limits it, what would help."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ TENSOR_RELIEF = {  # the same, where it differs for a kernel on tensor cores
 
 
 def relief(bottleneck: str, math: Math) -> tuple[str, str]:
-    """Say what a bottleneck means for kernels of a math, and what would relieve it."""
+    """Return what a bottleneck means for kernels of a math, and the change that would relieve it."""
     return {**RELIEF, **(TENSOR_RELIEF if math != "ffma" else {})}[bottleneck]
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Memory accesses of a miniature launch, counted in the simulator: by kind of access.
+    """Memory accesses of one kind in a miniature launch, counted in the simulator.
 
     Attributes:
         requests: Warp instructions.
@@ -120,7 +120,7 @@ class Account:
     """Everything that explains one kernel. Times in ms; rates per second; None where it cannot be known here.
 
     Attributes:
-        title: What the kernel was called: a preset, a record or a config.
+        title: Name of the kernel in the report: a preset, a record or a config.
         global_loads: Floats loaded from global memory per output.
         shared_reads: Floats read from shared memory per output; None where it uses none.
         tile_intensity: FLOP per byte of a block tile.
@@ -135,7 +135,7 @@ class Account:
         wave_efficiency: Mean work of an SM over that of the busiest.
         estimate_ms: Static estimate, an order and no claim; None for families it does not model.
         estimate_parts: Its parts, ms.
-        median_ms: Measured, from the record.
+        median_ms: Measured time, from the record.
         bottleneck: Key of `RELIEF`, see `relief`.
     """
 
@@ -170,7 +170,7 @@ class Account:
         return None if self.median_ms is None else self.problem.flops / self.median_ms / 1e6
 
     def plain(self) -> dict[str, Any]:
-        """Give the account as plain values for JSON."""
+        """Return the account as plain values for JSON."""
         loop = self.loop
         return {
             "title": self.title,
@@ -233,15 +233,15 @@ def explain(
     title: str = "",
     record: Record | None = None,
 ) -> Account:
-    """Make the account of one config.
+    """Return the account of one config.
 
     Args:
         space: Its family.
-        config: The choices.
-        problem: What it computes.
-        device: Where.
-        title: What to call it.
-        record: Gives the measured time, where it is of this config, problem and device.
+        config: The value of each tuning parameter.
+        problem: The multiplication that it computes.
+        device: The GPU.
+        title: Its name in the report.
+        record: The source of the measured time; of this very config, problem and device.
 
     Raises:
         ConfigError: The config is not legal here, or does not compile.
@@ -308,7 +308,7 @@ def _reading_tile(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def differing(a: Account, b: Account) -> list[str]:
-    """Name the parameters in which two configs differ: "BM 64 | 128"."""
+    """Return the parameters in which two configs differ: "BM 64 | 128"."""
     names = dict.fromkeys([*a.source.config, *b.source.config])
     pairs = [(name, a.source.config.get(name, "-"), b.source.config.get(name, "-")) for name in names]
     return [f"{name} {one} | {other}" for name, one, other in pairs if one != other]
@@ -331,7 +331,7 @@ def _loop(binary: Binary) -> sass.Loop | None:
 def _counted(
     space: Space, config: Config, problem: Problem, device: Device
 ) -> tuple[dict[str, Traffic], Mapping[int, Mapping[str, int]], Problem, Source]:
-    """Run the same config on a miniature of the problem in the simulator, and count its memory accesses."""
+    """Run the config on a miniature of the problem in the simulator, and count its memory accesses."""
     miniature = small_problem(space, config, problem, device, tiles=1)
     source = render(space, config, miniature, device)
     binary = _compiled(source, device, "-lineinfo")

@@ -1,4 +1,4 @@
-"""Turns a device and points of work into a roofline drawing, as SVG."""
+"""The roofline of a device with kernels on it, as SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a GPU, or a name from the table of known GPUs, into a `Device`: the limits that decide legality."""
+"""`Device`: the facts of a GPU, read from the driver or from the table of known GPUs."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ class Device:
 
 
 def slug_of(name: str, mig: str | None) -> str:
-    """Write the name of a GPU, or of a slice of it, as a folder name."""
+    """Return the name of a GPU, or of a MIG slice of it, as a folder name."""
     return re.sub(r"[^0-9A-Za-z]+", "_", name if mig is None else f"{name} {mig}")
 
 
 @cache
 def known_devices() -> dict[str, Device]:
-    """Read the built-in table: short name (such as "h200") to `Device`."""
+    """Return the built-in table: short name (such as "h200") to `Device`."""
     table = tomllib.loads(Path(__file__).with_name("devices.toml").read_text("utf-8"))
     return {
         key: Device(**facts, **table["limits"][facts["compute_capability"]])
@@ -124,7 +124,7 @@ def known_devices() -> dict[str, Device]:
 
 
 def named_device(name: str) -> Device:
-    """Look up a GPU of the built-in table by short or full name, ignoring case and punctuation.
+    """Return a GPU of the built-in table by short or full name, ignoring case and punctuation.
 
     Raises:
         UsageError: The table has no such GPU.
@@ -141,7 +141,7 @@ def named_device(name: str) -> Device:
 
 
 def has_gpu() -> bool:
-    """Tell whether there is an NVIDIA GPU at all, even one that cannot be used (a driver too old, say).
+    """Return whether there is an NVIDIA GPU at all, even one that cannot be used (a driver too old, say).
 
     Asks the driver itself: CuPy need not be installed, and no CUDA context is made.
     """
@@ -152,7 +152,7 @@ def has_gpu() -> bool:
 
 
 def gpu_count() -> int:
-    """Count the GPUs that this process sees, as the driver says; 0 without one."""
+    """Return the number of GPUs that this process sees, as the driver says; 0 without one."""
     try:
         driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
@@ -163,7 +163,7 @@ def gpu_count() -> int:
 
 
 def chosen_gpus(text: str, count: int) -> list[int]:
-    """Read "all", a number of GPUs, or a list of ordinals such as "0,1".
+    """Return the ordinals that "all", a number of GPUs, or a list such as "0,1" stands for.
 
     Args:
         text: As the user wrote it.
@@ -195,7 +195,7 @@ def chosen_gpus(text: str, count: int) -> list[int]:
 
 
 def current_device(ordinal: int = 0) -> Device:
-    """Read the GPU with this CUDA ordinal through CuPy.
+    """Return the GPU with this CUDA ordinal, read through CuPy.
 
     Raises:
         DeviceError: CuPy is missing, there is no GPU or driver, the driver is too old, or no such ordinal.

@@ -1,4 +1,4 @@
-"""Turns sizes, a layout and a beta class into a `Problem`: what is computed, and how much work that is."""
+"""`Problem`: one matrix multiplication, its sizes, layout and arithmetic, and how much work it is."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Problem:
         return f"{self.m} x {self.n} x {self.k} {' '.join(filter(None, words))}"
 
     def cli_flags(self) -> str:
-        """Write the flags that name this problem on the command line."""
+        """Return the flags that name this problem on the command line."""
         flags = f"--m {self.m} --n {self.n} --k {self.k}"
         if self.layout != "nn":
             flags += f" --layout {self.layout}"
@@ -183,7 +183,7 @@ class Strided(Problem):
 
 
 def asked_maths(asked: str) -> tuple[Math, ...]:
-    """Give the maths that a word asks for: itself, or all for "any".
+    """Return the maths that a word stands for: itself, or all for "any".
 
     Raises:
         ProblemError: It is none.
