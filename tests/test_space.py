@@ -312,6 +312,47 @@ def test_the_digest_follows_what_is_said_and_not_how(write):
     assert Space.load(write("# a comment\n" + SMALL, "other.toml")).digest == plain
     assert Space.load(write(SMALL.replace("[1, 2, 3]", "[1, 2]"))).digest != plain
     assert Space.load(write(SMALL.replace("4096", "4095"))).digest != plain
+    told_otherwise = SMALL.replace('expr = "bytes <= 4096"', 'expr = """\n  bytes\n  <= 4096"""')
+    told_otherwise = told_otherwise.replace("elements", "floats").replace("small is enough", "that is enough")
+    assert Space.load(write(told_otherwise)).digest == plain
+
+
+PRESETS = """
+second = { from = "first", stages = 2 }
+third = { from = "second", loader = "cp_async" }
+"""
+
+
+def test_a_preset_states_what_differs_from_another(write):
+    space, first = Space.load(write(SMALL + PRESETS)), Space.load(write(SMALL)).presets["first"]
+    assert list(space.presets) == ["first", "second", "third"]
+    assert dict(space.presets["second"]) == {**first, "stages": 2}
+    assert dict(space.presets["third"]) == {**first, "stages": 2, "loader": "cp_async"}
+    in_full = "".join(
+        f"{name} = {{ BM = 8, loader = '{preset['loader']}', BN = 8, stages = 2 }}\n"
+        for name, preset in list(space.presets.items())[1:]
+    )
+    assert Space.load(write(SMALL + in_full, "full.toml")).digest == space.digest
+
+
+@pytest.mark.parametrize(
+    "dropped", ["second = false", "second = { BM = 16, loader = 'reg', BN = 8, stages = 3 }"]
+)
+def test_a_preset_stays_what_it_is_when_the_one_it_differs_from_is_dropped_or_replaced(write, dropped):
+    base = Space.load(write(SMALL + PRESETS))
+    extending = f'extends = "small.toml"\n[presets]\n{dropped}\nfourth = {{ from = "third", BN = 16 }}\n'
+    space = Space.load(write(extending, "mine.toml"))
+    assert space.presets["third"] == base.presets["third"]
+    assert dict(space.presets["fourth"]) == {**base.presets["third"], "BN": 16}
+
+
+@pytest.mark.parametrize("origin", ['"third"', '"none"', "3", '["first"]'])
+def test_a_preset_differs_from_one_above_it(write, origin):
+    says = refusal(
+        write(SMALL + f"second = {{ from = {origin}, stages = 2 }}\nthird = {{ from = 'first' }}\n")
+    )
+    assert "presets.second.from" in says
+    assert says.endswith("give a preset above it, of which are first")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Turns a config and a problem into CUDA source."""
+"""Render a config and a problem as CUDA source."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import hashlib
 import re
 import traceback
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autotune.code.templates import template_of
 from autotune.errors import SpaceError
-from autotune.paths import data_dir
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
-
-if TYPE_CHECKING:
-    import jinja2
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Source:
         entry: Name of the kernel.
         launch: Grid, block and dynamic shared memory.
         code_digest: SHA-256 of the text without comments: it decides whether a record still fits this code.
-        template_digest: SHA-256 of the template with its parts.
+        template_digest: SHA-256 of the template and every file that it could load.
         space_digest: `Space.digest`.
     """
 
@@ -58,15 +54,14 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
     import jinja2
 
     space.require_legal(config, problem, device)
-    folder = template_folder(space)
-    name = f"{space.family}.cu.jinja"
-    digest = template_digest(space)
+    template = template_of(space)
     names: dict[str, Any] = {**space.values(config, problem, device), "layout": problem.layout}
-    names |= {"family": space.family, "config_id": config.id, "template_digest": digest[:16]}
+    names |= {"family": space.family, "config_id": config.id, "template_digest": template.digest[:16]}
     try:
-        text = environment(folder, data_dir("templates")).get_template(name).render(names)
+        text = template.jinja.render(names)
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise SpaceError(f"{_place(error, folder / name)}: does not render ({_message(error)})") from error
+        place = _place(error, template.files[template.name][0])
+        raise SpaceError(f"{place}: does not render ({_message(error)})") from error
     grid, threads, shared_bytes, workspace_bytes = space.launch(config, problem, device)
     rows = space.block_y(config, problem, device)
     return Source(
@@ -77,60 +72,18 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         entry=space.family,
         launch=Launch((grid, 1, 1), (threads // rows, rows, 1), shared_bytes, workspace_bytes),
         code_digest=hashlib.sha256(code_of(text).encode()).hexdigest(),
-        template_digest=digest,
+        template_digest=template.digest,
         space_digest=space.digest,
     )
 
 
 def template_digest(space: Space) -> str:
-    """Hash the space's template and every part it could include: those beside it and the built-in ones."""
-    folder = template_folder(space)
-    parts = {
-        file.name: file
-        for base in (data_dir("templates"), folder)
-        for file in (base / "parts").glob("*.jinja")
-    }
-    files = (folder / f"{space.family}.cu.jinja", *(parts[name] for name in sorted(parts)))
-    return _digest_of(files, tuple(file.stat().st_mtime_ns for file in files))
-
-
-@cache
-def _digest_of(files: tuple[Path, ...], _modified: tuple[int, ...]) -> str:
-    return hashlib.sha256(
-        b"\0".join(file.name.encode() + b"\0" + file.read_bytes() for file in files)
-    ).hexdigest()
-
-
-def template_folder(space: Space) -> Path:
-    """Find the family's template: beside its space file, in a ``templates`` folder next to that, or built in.
+    """Hash the space's template and every file that it could load.
 
     Raises:
-        SpaceError: There is none.
+        SpaceError: There is no template, or a file of it cannot be read.
     """
-    beside = space.path.resolve().parent
-    folders = (beside, beside.parent / "templates", data_dir("templates"))
-    for folder in folders:
-        if (folder / f"{space.family}.cu.jinja").is_file():
-            return folder
-    raise SpaceError(
-        f"{space.path.name}: no template {space.family}.cu.jinja in {', '.join(map(str, folders))}"
-    )
-
-
-@cache
-def environment(*folders: Path) -> jinja2.Environment:
-    """Return what renders templates of these folders, the first before the next."""
-    import jinja2
-
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders),
-        undefined=jinja2.StrictUndefined,
-        line_statement_prefix="//%",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    return template_of(space).digest
 
 
 def _place(error: Exception, template: Path) -> str:

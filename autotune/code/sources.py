@@ -1,8 +1,8 @@
-"""Turns a config and a problem into the `Source` that `render` gives, remembered on disk: rendered once.
+"""Render each source once, and keep it on disk.
 
-Rendering is pure, so what it gave is kept under the SHA-256 of everything it depends on: the text of the
-template, its parts and the space file, the config, the problem, the device, and the code of this package that
-renders. A process that finds its source needs no Jinja2, and no parsed space.
+Rendering is pure, so its outcome is kept under the SHA-256 of everything it depends on: the text of the
+template, of every file it could load and of the space file, the config, the problem, the device, and the code
+of this package that renders. A process that finds its source needs no Jinja2, and no parsed space.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
 _RENDERING = (
-    *("code/render.py", "space/space.py", "space/file.py", "space/expression.py"),
+    *("code/render.py", "code/templates.py", "space/space.py", "space/file.py", "space/expression.py"),
     *("values/problem.py", "values/device.py", "values/measurement.py", "values/limits.py"),
 )
 
@@ -31,11 +31,11 @@ _RENDERING = (
 def rendered(
     space: Space, values: Mapping[str, Value], problem: Problem, device: Device, *, root: Path | None = None
 ) -> Source:
-    """Render as `autotune.code.render.render` does, or find what it gave before.
+    """Render as `autotune.code.render.render` does, or read what it returned before.
 
     Args:
         space: The family.
-        values: A config of that space, or what shall be one.
+        values: Of a config of that space.
         problem: What is computed.
         device: Where.
         root: Folder of records; `autotune.paths.cache_dir` when not given.

@@ -15,7 +15,7 @@ from typing import Any
 from autotune import __version__
 from autotune.code import cubins
 from autotune.code.compiler import stated_arch
-from autotune.code.render import environment
+from autotune.code.templates import environment
 from autotune.errors import RecordMissing, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.verify import error_bound

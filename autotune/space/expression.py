@@ -1,4 +1,4 @@
-"""Turns a line of arithmetic and logic, as written in a space file, into a function over integer columns."""
+"""Expressions of a space file: arithmetic and logic as text, evaluated over columns of integers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DEEPEST = 100
 class Expression:
     """An expression over named integers; a name that stands for words may only be compared with == and !=.
 
-    All operands may be NumPy arrays of one length, so one evaluation answers for a whole column.
+    All operands may be NumPy arrays of one length, so that one evaluation serves a whole column.
     Logic does not short-circuit; a division by zero gives 0, so that ``BN // 4 % WN == 0`` may stand beside
     the constraint that makes WN positive.
 
@@ -53,7 +53,7 @@ class Expression:
         words: Name to the words it may be, for every name that is not a number.
 
     Attributes:
-        text: The expression.
+        text: The expression, in one line.
         names: Names that occur in it.
 
     Raises:
@@ -63,15 +63,17 @@ class Expression:
     def __init__(
         self, text: str, where: str, codes: Mapping[str, int], words: Mapping[str, Collection[str]]
     ) -> None:
-        self.text = text
+        self.text = " ".join(text.split())  # it may be written in several lines
         self._where = where
         self._codes = codes
         self._words = words
         try:
-            self._tree = ast.parse(text.strip(), mode="eval").body
+            self._tree = ast.parse(self.text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
-            raise SpaceError(f"{where}: {text!r} does not parse ({why}); allowed are {_ALLOWED}") from None
+            raise SpaceError(
+                f"{where}: {self.text!r} does not parse ({why}); allowed are {_ALLOWED}"
+            ) from None
         self.names: frozenset[str] = frozenset(self._check(self._tree, 0))
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
@@ -146,7 +148,7 @@ class Expression:
         return names
 
     def _source(self, node: ast.expr) -> str:
-        return ast.get_source_segment(self.text.strip(), node) or ""
+        return ast.get_source_segment(self.text, node) or ""
 
     # -- evaluating ------------------------------------------------------------------------------------
 

@@ -78,9 +78,10 @@ class SpaceFile:
         workspace_bytes: Bytes of workspace that a launch needs; None for none.
         serves: Arithmetic that the family computes when nothing else is asked for; None for no such family.
         serves_when: Problems and devices that it serves; None for all.
-        presets: Name to a choice for every parameter.
+        presets: Name to a choice for every parameter, however it was stated.
         ladder: The same for steps of the ladder, from which no search starts.
-        digest: SHA-256 of the statements; comments and the ladder do not count.
+        digest: SHA-256 of what decides the points and where a search starts: presets in full, no comments,
+            meanings or reasons, and not the ladder.
         content_digest: SHA-256 of the file's text, over that of any file it extends.
     """
 
@@ -213,7 +214,11 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
     base, base_path, base_digest = _content(
         path.parent / below if below.endswith(".toml") else below, (*extending, path.resolve())
     )
-    _Reader(base, base_path).space_file(base_digest)  # so that a fault there is told with that file's name
+    read = _Reader(base, base_path).space_file(
+        base_digest
+    )  # so that a fault there is told with that file's name
+    if read.presets:  # in full: a preset may be replaced or dropped from which another one differs
+        base = {**base, "presets": read.presets}
     return _extended(base, content, path.name), path, _digest(base_digest + text)
 
 
@@ -308,7 +313,16 @@ class _Reader:
             for name, entry in self.table(section).items()
         )
         launch = self.table("launch")
-        searched = {section: entries for section, entries in self.content.items() if section != "ladder"}
+        presets = self.presets(family)
+        serves, serves_when = self.math(), self.when()
+        said = (  # what decides which points there are and where a search starts, however it is written
+            (family, serves, None if serves_when is None else serves_when.text),
+            (list(self.parameters.items()), sorted(self.known.items())),
+            sorted((name, expression.text) for name, expression in self.derived.items()),
+            sorted((rule.name, rule.narrows, rule.expression.text) for rule in rules),
+            sorted((part, " ".join(str(entry).split())) for part, entry in launch.items()),
+            list(presets.items()),
+        )
         return SpaceFile(
             path=self.path,
             family=family,
@@ -324,14 +338,11 @@ class _Reader:
             **{
                 part: self.expression(launch, part, "launch") if part in launch else None for part in OPTIONAL
             },
-            serves=self.math(),
-            serves_when=self.when(),
-            presets={
-                name: self.preset("presets", name, entry, family)
-                for name, entry in self.table("presets").items()
-            },
+            serves=serves,
+            serves_when=serves_when,
+            presets=presets,
             ladder=self.ladder(family),
-            digest=_digest(repr(searched)),
+            digest=_digest(repr(said)),
             content_digest=content_digest,
         )
 
@@ -386,6 +397,23 @@ class _Reader:
         place = f"{section}.{name}"
         reason = self.text(entry, "reason", f"{place}.reason")
         return Rule(name, self.expression(entry, "expr", place), reason, narrows=section == "search")
+
+    def presets(self, family: str) -> dict[str, dict[str, Value]]:
+        """Read the presets; one with ``from``, a preset above it, states only how it differs from that."""
+        presets: dict[str, dict[str, Value]] = {}
+        for name, entry in self.table("presets").items():
+            whole = entry
+            if isinstance(entry, dict) and "from" in entry:
+                origin = entry["from"]
+                if not isinstance(origin, str) or origin not in presets:
+                    have = ", ".join(presets) or "none"
+                    self.refuse(
+                        f"presets.{name}.from = {origin!r}: give a preset above it, of which are {have}"
+                    )
+                whole = {**presets[origin], **entry}
+                del whole["from"]
+            presets[name] = self.preset("presets", name, whole, family)
+        return presets
 
     def preset(self, section: str, name: str, entry: Any, family: str) -> dict[str, Value]:
         if not isinstance(entry, dict):

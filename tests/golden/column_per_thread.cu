@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
 // config   BM64-TM8-LM1-BN64-TN1-VM4-VN1-BK8-split_k1-warps_k1-reg-stages1-transpose_a0-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad0-exact-fragment_pipeline0-unroll_stages0-row-group_m1-min_blocks1
-// template ddf06e63d355fe41
+// template
 
 // The problem.
 constexpr int m = 256;  // rows of C

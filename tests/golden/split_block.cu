@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout tt
 // config   BM192-TM12-LM4-BN192-TN8-VM4-VN4-BK16-split_k2-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b1-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-row-group_m1-min_blocks1
-// template ddf06e63d355fe41
+// template
 
 // The problem.
 constexpr int m = 1536;  // rows of C

@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
 // config   BM32-TM8-LM2-BN128-TN4-VM4-VN1-BK32-split_k8-warps_k2-reg-stages2-transpose_a1-transpose_b0-read_k4-vec_a4-vec_b4-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
-// template ddf06e63d355fe41
+// template
 
 // The problem.
 constexpr int m = 32;  // rows of C

@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
 // config   BM32-TM8-LM4-BN64-TN8-VM4-VN4-BK32-split_k1-warps_k8-cp_async-stages3-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
-// template ddf06e63d355fe41
+// template
 
 // The problem.
 constexpr int m = 512;  // rows of C

@@ -1,6 +1,6 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
 // config   BM64-TM4-LM16-BN32-TN4-VM1-VN4-BK32-split_k1-warps_k2-cp_async-stages3-transpose_a0-transpose_b1-read_k4-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
-// template ddf06e63d355fe41
+// template
 
 // The problem.
 constexpr int m = 512;  // rows of C

@@ -1,0 +1,255 @@
+"""Finds a family's template and reads every file that rendering it could load.
+
+What is hashed is what can be loaded: Jinja2 gets its files from what was read here, never from the disk.
+Included, imported and extended files are followed by name; a name that is computed could be that of any file
+beside the template or among the built-in ones, so then all of these count. No Jinja2 is needed to find out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.errors import SpaceError
+from autotune.paths import data_dir
+from autotune.space.space import Space
+
+if TYPE_CHECKING:
+    import jinja2
+
+MOST_BYTES = 1 << 20  # of one file
+MOST_FILES = 2000  # that a computed name may stand for
+_SETTLED_NS = 2_000_000_000  # a file as young as this may change again without another time of change
+
+_STRING = r"""(?:"[^"\\\n]*"|'[^'\\\n]*')"""
+_LOADS = re.compile(
+    r"(?:(?P<block>\{%)|^[ \t\v]*//%)[-+]?(?(block)\s*|[^\S\n]*)(?:include|import|from|extends)\b"
+    # a name, or a list of them, up to the statement's end; without it the name is computed
+    rf"(?:\s*(?P<names>{_STRING}|[\[(]\s*(?:{_STRING}\s*,\s*)*(?:{_STRING}\s*)?[\])])"
+    r"(?(block)\s*[-+]?%\}|[^\S\n]*$)|"
+    rf"\s*(?P<named>{_STRING})\s+(?:ignore|with|without|as|import)\b)?",
+    re.MULTILINE,
+)
+
+_Stamp = (
+    tuple[int, int, int] | None
+)  # when a file was changed, its size, its number; None where there is none
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A template and all it could load, as they were on disk.
+
+    Attributes:
+        name: Of the template itself, among the files.
+        files: Name to (place, text), as templates name each other.
+        digest: SHA-256 of names and texts.
+    """
+
+    name: str
+    files: Mapping[str, tuple[Path, str]]
+    digest: str
+
+    @cached_property
+    def jinja(self) -> jinja2.Template:
+        """The template, ready to render.
+
+        Raises:
+            jinja2.TemplateSyntaxError: It does not parse.
+        """
+        import jinja2
+
+        return _environment(jinja2.FunctionLoader(self._load)).get_template(self.name)
+
+    def _load(self, name: str) -> tuple[str, str, None]:
+        import jinja2
+
+        found = self.files.get(_plain(name) or "")
+        if found is None:
+            where = f"beside {self.name} or among the built-in templates"
+            raise jinja2.TemplateNotFound(name, f"{name!r} is no template {where}")
+        return found[1], str(found[0]), None
+
+
+def template_of(space: Space) -> Template:
+    """Read a space's template, or return what was read before if no file of it has changed.
+
+    Raises:
+        SpaceError: There is none, or a file of it is no text or too large.
+    """
+    folder, name = _place(space)
+    known = _known.get((folder, name))
+    if known is not None and known.holds():
+        return known.template
+    read = _read(tuple(dict.fromkeys((folder, data_dir("templates")))), name)
+    if known is not None and known.template.files == read.template.files:
+        read = replace(read, template=known.template)  # which is compiled already
+    _known[folder, name] = read
+    return read.template
+
+
+@cache
+def environment(*folders: Path) -> jinja2.Environment:
+    """Return what renders templates of these folders, the first before the next."""
+    import jinja2
+
+    return _environment(jinja2.FileSystemLoader(folders))
+
+
+def _environment(loader: jinja2.BaseLoader) -> jinja2.Environment:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        line_statement_prefix="//%",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        auto_reload=False,
+    )
+
+
+def _place(space: Space) -> tuple[Path, str]:
+    """Find the family's template: beside its file, in a ``templates`` folder next to that, or built in."""
+    beside = space.path.resolve().parent
+    folders = (beside, beside.parent / "templates", data_dir("templates"))
+    name = f"{space.family}.cu.jinja"
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder, name
+    raise SpaceError(f"{space.path.name}: no template {name} in {', '.join(map(str, folders))}")
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A template that was read, and what tells whether it would be read the same again.
+
+    Attributes:
+        template: The template.
+        stamps: Every place that was looked at.
+        folders: Those of which every file counts, because a name is computed.
+        names: Of the files in them.
+        settled: Whether any later change of these files gives another stamp.
+    """
+
+    template: Template
+    stamps: Mapping[str, _Stamp]
+    folders: tuple[Path, ...]
+    names: tuple[str, ...]
+    settled: bool
+
+    def holds(self) -> bool:
+        return (
+            self.settled
+            and all(_stamp(place) == stamp for place, stamp in self.stamps.items())
+            and _listing(self.folders) == self.names
+        )
+
+
+_known: dict[tuple[Path, str], _Known] = {}
+
+
+def _read(folders: tuple[Path, ...], first: str) -> _Known:
+    now = time.time_ns()
+    files: dict[str, tuple[Path, str]] = {}
+    stamps: dict[str, _Stamp] = {}
+    names: tuple[str, ...] = ()
+    waiting, sure = [first], {first}
+    while waiting:
+        name = waiting.pop()
+        places = (os.path.join(folder, name) for folder in folders)
+        place = next((place for place in places if stamps.setdefault(place, _stamp(place)) is not None), None)
+        text = None if name in files or place is None else _text(place, name in sure)
+        if text is None or place is None:
+            continue
+        files[name] = (Path(place), text)
+        loaded, computed = loads(text)
+        sure |= set(loaded)
+        if computed and not names:
+            names = _listing(folders)
+        waiting += [*loaded, *(names if computed else ())]
+    newest = max(stamp[0] for stamp in stamps.values() if stamp is not None)
+    parts = (part for name in sorted(files) for part in (name, str(len(files[name][1])), files[name][1]))
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return _Known(
+        Template(first, files, digest), stamps, folders if names else (), names, newest < now - _SETTLED_NS
+    )
+
+
+def loads(text: str) -> tuple[list[str], bool]:
+    """Find the files that a template's text loads by name, and whether it loads any by a computed name."""
+    names: list[str] = []
+    computed = False
+    for found in _LOADS.finditer(text.replace("\r\n", "\n").replace("\r", "\n")):
+        stated = found["names"] or found["named"]
+        computed |= stated is None
+        names += [plain for name in re.findall(_STRING, stated or "") if (plain := _plain(name[1:-1]))]
+    return names, computed
+
+
+def _plain(name: str) -> str | None:
+    """Return a name as it stands among the files, or None if it leads out of the folders."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return None if ".." in parts else "/".join(parts)
+
+
+def _listing(folders: tuple[Path, ...]) -> tuple[str, ...]:
+    """List every file in the folders and in those inside them that a computed name could stand for."""
+    found: set[str] = set()
+    for folder in folders:
+        inside = [""]
+        seen: set[tuple[int, int]] = set()  # links may lead back
+        for each in inside:
+            try:
+                with os.scandir(os.path.join(folder, each)) as entries:
+                    here = [entry for entry in entries if not entry.name.startswith(".")]
+            except OSError:
+                continue
+            for entry in here:
+                facts = os.stat(entry.path) if os.path.exists(entry.path) else None
+                if facts is not None and stat.S_ISREG(facts.st_mode):
+                    found.add(each + entry.name)
+                elif facts is not None and (facts.st_dev, facts.st_ino) not in seen:
+                    seen.add((facts.st_dev, facts.st_ino))
+                    inside.append(f"{each}{entry.name}/")
+            if len(found) > MOST_FILES or len(inside) > MOST_FILES:
+                raise SpaceError(
+                    f"{folder}: a template here loads a file by a computed name, which could be any of more "
+                    f"than {MOST_FILES}: give the templates a folder of their own, or write names as they are"
+                )
+    return tuple(sorted(found))
+
+
+def _stamp(place: str) -> _Stamp:
+    try:
+        facts = os.stat(place)
+    except (OSError, ValueError):
+        return None
+    return (facts.st_mtime_ns, facts.st_size, facts.st_ino) if stat.S_ISREG(facts.st_mode) else None
+
+
+def _text(place: str, sure: bool) -> str | None:
+    """Read a file; None if it is no template at all, which is an error where its name was stated."""
+    try:
+        with open(place, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) <= MOST_BYTES:
+            return content.decode("utf-8-sig")
+        why = f"is larger than {MOST_BYTES} bytes: a template is text"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8 ({error.reason} at byte {error.start})"
+    if sure:
+        raise SpaceError(f"{place}: {why}")
+    return None
