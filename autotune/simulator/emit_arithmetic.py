@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from autotune.simulator.emitter import DTYPES, Emitter, Handler
+from autotune.simulator.emitter import DTYPES, Emitter, Handler, unsupported
 from autotune.simulator.ptx import Instruction
 
 _WIDE = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
@@ -18,7 +18,7 @@ _PLAIN_FLOAT = {"rn", "ftz", "sat", "approx", "full", "noftz"}
 def _float(e: Emitter, x: Instruction, modifiers: set[str]) -> Callable[[str], str]:
     """Check the modifiers of a floating-point instruction; return how its inputs are wrapped."""
     if not modifiers <= _PLAIN_FLOAT:
-        raise e.unsupported(x)
+        raise unsupported(x)
     return (lambda text: f"flush({text})") if "ftz" in modifiers else (lambda text: text)
 
 
@@ -27,7 +27,7 @@ def _plain(e: Emitter, x: Instruction, ufunc: str, inputs: int) -> None:
     sources = [e.read(operand, kind) for operand in x.operands[1 : inputs + 1]]
     if kind[0] != "f":
         if modifiers - {"lo"}:
-            raise e.unsupported(x)
+            raise unsupported(x)
         e.call(x.operands[0], kind, ufunc, *sources)
         return
     if kind == "f32" and modifiers & _DIRECTED and ufunc in ("add", "subtract", "multiply"):
@@ -57,7 +57,7 @@ def _minmax(e: Emitter, x: Instruction, integer: str, floating: str) -> None:
     if "NaN" in modifiers:
         floating, modifiers = integer, modifiers - {"NaN"}
     if modifiers - {"ftz"}:
-        raise e.unsupported(x)
+        raise unsupported(x)
     sources = [e.read(operand, kind) for operand in x.operands[1:]]
     if "ftz" in modifiers:
         sources = [f"flush({source})" for source in sources]
@@ -93,7 +93,7 @@ def _mad(e: Emitter, x: Instruction) -> None:
     elif x.parts == ("mad", "lo", kind):
         e.call(x.operands[0], kind, "add", f"multiply({a}, {b})", e.read(x.operands[3], kind))
     else:
-        raise e.unsupported(x)
+        raise unsupported(x)
 
 
 def _fma(e: Emitter, x: Instruction) -> None:

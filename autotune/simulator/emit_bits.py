@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from autotune.simulator.emitter import Emitter, Handler
+from autotune.simulator.emitter import Emitter, Handler, unsupported
 from autotune.simulator.ptx import TYPE_BITS, Instruction
 
 
@@ -62,14 +62,14 @@ def _bfind(e: Emitter, x: Instruction) -> None:
 
 def _prmt(e: Emitter, x: Instruction) -> None:
     if x.parts != ("prmt", "b32"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     a, b, selector = (e.read(operand, "b32") for operand in x.operands[1:])
     e.write(x.operands[0], "b32", f"permute_bytes({a}, {b}, {selector})")
 
 
 def _lop3(e: Emitter, x: Instruction) -> None:
     if x.parts != ("lop3", "b32"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     a, b, c = (e.read(operand, "b32") for operand in x.operands[1:4])
     e.write(x.operands[0], "b32", f"logic3({a}, {b}, {c}, {int(x.operands[4], 0)})")
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from autotune.simulator.emitter import DTYPES, SPACES, Emitter, Handler
+from autotune.simulator.emitter import DTYPES, SPACES, Emitter, Handler, unsupported
 from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
 
 
@@ -25,7 +25,7 @@ _QUALIFIERS = re.compile(
 
 def _check_qualifiers(e: Emitter, x: Instruction, *known: str) -> None:
     if not all(part in known or _QUALIFIERS.fullmatch(part) for part in x.parts[1:-1]):
-        raise e.unsupported(x)
+        raise unsupported(x)
 
 
 def _without_policy(x: Instruction, operands: tuple[str, ...]) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def _ld(e: Emitter, x: Instruction) -> None:
     if space == "param":
         found = re.fullmatch(r"\[\s*([\w$]+)\s*(?:\+\s*(\d+)\s*)?\]", x.operands[1])
         if found is None:
-            raise e.unsupported(x)
+            raise unsupported(x)
         for number, target in enumerate(targets):
             start = int(found[2] or 0) + number * TYPE_BITS[element] // 8
             e.write(target, element, f"M.parameter({found[1]!r}, {start}, {np.dtype(DTYPES[element]).name})")
@@ -56,7 +56,7 @@ def _st(e: Emitter, x: Instruction) -> None:
     space, count, element = _memory_parts(x)
     address, offset = e.address(x.operands[0])
     if space == "param":
-        raise e.unsupported(x)
+        raise unsupported(x)
     access = e.access(x, space, "st", element, count, offset)
     values = ", ".join(e.read(operand, element) for operand in split_operands(x.operands[1].strip("{} ")))
     e.statement(f"M.store({access}, {address}, {e.active}, ({values},))")
@@ -67,7 +67,7 @@ def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) 
     operation = next(part for part in x.parts[1:] if part in _ATOMICS)
     _check_qualifiers(e, x, operation)
     if count != 1 or element == "f16":
-        raise e.unsupported(x)
+        raise unsupported(x)
     operands = _without_policy(x, operands)
     address, offset = e.address(operands[0])
     access = e.access(x, space, "atom", element, 1, offset)
@@ -92,12 +92,12 @@ def _cp(e: Emitter, x: Instruction) -> None:
     elif x.parts[:3] == ("cp", "async", "bulk"):
         _bulk_copy(e, x)
     else:
-        raise e.unsupported(x)
+        raise unsupported(x)
 
 
 def _copy(e: Emitter, x: Instruction) -> None:
     if not all(_QUALIFIERS.fullmatch(part) for part in x.parts[2:]):
-        raise e.unsupported(x)
+        raise unsupported(x)
     shared, shared_offset = e.address(x.operands[0])
     source, source_offset = e.address(x.operands[1])
     size = int(x.operands[2], 0)
@@ -115,7 +115,7 @@ def _bulk_copy(e: Emitter, x: Instruction) -> None:
         "mbarrier::complete_tx::bytes",
         "L2::cache_hint",
     }:
-        raise e.unsupported(x)
+        raise unsupported(x)
     (shared, shared_offset), (source, source_offset) = (e.address(operand) for operand in x.operands[:2])
     mbarrier, mbarrier_offset = e.address(x.operands[3])
     to_access = e.access(x, "shared", "bulk", "b32", 4, shared_offset)
@@ -158,12 +158,12 @@ def _mbarrier(e: Emitter, x: Instruction) -> None:
         e.statement(f"t = M.mbarrier_wait({place}, {parity})")
         e.write(x.operands[0], "pred", "t")
     else:
-        raise e.unsupported(x)
+        raise unsupported(x)
 
 
 def _fence(e: Emitter, x: Instruction) -> None:
     if "proxy" in x.parts and "async" not in x.parts:
-        raise e.unsupported(x)
+        raise unsupported(x)
     to_tensor_cores = "proxy" in x.parts and "global" not in x.parts
     e.statement(f"M.fence_proxy({e.active})" if to_tensor_cores else "pass")
 

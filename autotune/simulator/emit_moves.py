@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.simulator.emitter import DTYPES, LOCAL_WINDOW, SHARED_WINDOW, SPACES, Emitter, Handler
+from autotune.simulator.emitter import (
+    DTYPES,
+    LOCAL_WINDOW,
+    SHARED_WINDOW,
+    SPACES,
+    Emitter,
+    Handler,
+    unsupported,
+)
 from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
 
 _COMPARE = {
@@ -31,7 +39,7 @@ def _setp(e: Emitter, x: Instruction) -> None:
     kind, name = x.parts[-1], x.parts[1]
     combine = next((part for part in x.parts[2:-1] if part in ("and", "or", "xor")), None)
     if set(x.parts[2:-1]) - {"ftz", "and", "or", "xor"}:
-        raise e.unsupported(x)
+        raise unsupported(x)
     a, b = (e.read(operand, kind) for operand in x.operands[1:3])
     ufunc, arguments, negate = _comparison(name, kind, a, b)
     targets = x.operands[0].split("|")
@@ -56,7 +64,7 @@ def _setp(e: Emitter, x: Instruction) -> None:
 def _set(e: Emitter, x: Instruction) -> None:
     source, result, name = x.parts[-1], x.parts[-2], x.parts[1]
     if len(x.parts) != 4:
-        raise e.unsupported(x)
+        raise unsupported(x)
     a, b = (e.read(operand, source) for operand in x.operands[1:])
     ufunc, arguments, negate = _comparison(name, source, a, b)
     value = f"{ufunc}({', '.join(arguments)})"
@@ -126,7 +134,7 @@ def _cvt(e: Emitter, x: Instruction) -> None:
     modifiers = set(x.parts[1:-2])
     if target == "tf32":
         if not modifiers <= {"rna", "rn"} or source != "f32":
-            raise e.unsupported(x)
+            raise unsupported(x)
         value = e.read(x.operands[1], "f32")
         e.write(x.operands[0], "b32", f"round_tf32({value}, {'rna' in modifiers})")
         return
@@ -136,11 +144,11 @@ def _cvt(e: Emitter, x: Instruction) -> None:
     mode = next(iter(rounding), "")
     if mode in ("rz", "rm", "rp"):
         if target != "f32" or source not in ("f64", "s32", "u32") or modifiers != rounding:
-            raise e.unsupported(x)
+            raise unsupported(x)
         e.write(x.operands[0], target, f"round_directed({value}.astype(float64), 0, {mode!r})")
         return
     if modifiers - rounding - {"ftz", "sat"}:
-        raise e.unsupported(x)
+        raise unsupported(x)
     if "ftz" in modifiers and source == "f32":
         value = f"flush({value})"
     if source[0] == "f" and target[0] != "f":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.simulator.emitter import Access, Emitter, Handler
+from autotune.simulator.emitter import Access, Emitter, Handler, unsupported
 from autotune.simulator.ptx import Instruction, split_operands
 
 _SHAPE = re.compile(r"m64n(\d+)k8")
@@ -35,13 +35,13 @@ class Product:
 
 def _bar(e: Emitter, x: Instruction) -> None:
     if x.parts[:3] != ("bar", "warp", "sync"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     e.statement(f"M.sync_warp({e.active})")
 
 
 def _shfl(e: Emitter, x: Instruction) -> None:
     if x.parts[1] != "sync" or x.parts[2] not in ("up", "down", "bfly", "idx"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     targets = [target.strip() for target in x.operands[0].split("|")]
     value, lane, clamp = (e.read(operand, "b32") for operand in x.operands[1:4])
     e.statement(f"t, t2 = warp.shuffle({x.parts[2]!r}, M.lanes, {value}, {lane}, {clamp})")
@@ -51,7 +51,7 @@ def _shfl(e: Emitter, x: Instruction) -> None:
 
 def _vote(e: Emitter, x: Instruction) -> None:
     if x.parts[1] != "sync":
-        raise e.unsupported(x)
+        raise unsupported(x)
     condition = e.read(x.operands[1], "pred")
     members = e.read(x.operands[2], "b32")
     name = f"warp.vote_{x.parts[2]}(M.lanes, {condition}, {members}, {e.active})"
@@ -75,7 +75,7 @@ def _elect(e: Emitter, x: Instruction) -> None:
 
 def _match(e: Emitter, x: Instruction) -> None:
     if x.parts[1:3] != ("any", "sync"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     value, members = e.read(x.operands[1], x.parts[-1]), e.read(x.operands[2], "b32")
     e.write(x.operands[0], "b32", f"warp.match_any(M.lanes, {value}, {members}, {e.active})")
 
@@ -83,7 +83,7 @@ def _match(e: Emitter, x: Instruction) -> None:
 def _redux(e: Emitter, x: Instruction) -> None:
     kind = x.parts[-1]
     if x.parts[1] != "sync" or kind[0] == "f":
-        raise e.unsupported(x)
+        raise unsupported(x)
     value, members = e.read(x.operands[1], kind), e.read(x.operands[2], "b32")
     call = f"warp.reduce({x.parts[2]!r}, M.lanes, {value}, {members}, {e.active})"
     e.write(x.operands[0], kind, call)
@@ -91,7 +91,7 @@ def _redux(e: Emitter, x: Instruction) -> None:
 
 def _mma(e: Emitter, x: Instruction) -> None:
     if x.opcode != "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
-        raise e.unsupported(x)
+        raise unsupported(x)
     target, a, b, c = (split_operands(operand.strip("{} ")) for operand in x.operands)
     lists = [
         "[" + ", ".join(e.read(name, kind) for name in names) + "]"
@@ -104,7 +104,7 @@ def _mma(e: Emitter, x: Instruction) -> None:
 
 def _wgmma(e: Emitter, x: Instruction) -> None:
     if x.parts[2:4] != ("sync", "aligned"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     if x.parts[1] == "mma_async":
         _multiply(e, x)
     elif x.parts[1] == "fence":
@@ -114,28 +114,24 @@ def _wgmma(e: Emitter, x: Instruction) -> None:
     elif x.parts[1] == "wait_group":
         e.statement(f"M.wgmma_wait({int(x.operands[0], 0)}, {e.active})")
     else:
-        raise e.unsupported(x)
+        raise unsupported(x)
 
 
 def _multiply(e: Emitter, x: Instruction) -> None:
     shape = _SHAPE.fullmatch(x.parts[4])
     if shape is None or x.parts[5:] != ("f32", "tf32", "tf32"):
-        raise e.unsupported(x)
+        raise unsupported(x)
     columns = int(shape[1])
     target, left, right, add, *signs = x.operands
     sums = _register_rows(e, target)
     if len(sums) != columns // 2 or columns % 8:
-        raise e.unsupported(x)
+        raise unsupported(x)
     in_registers = left.startswith("{")
     access = e.access(x, "shared", "wgmma", "b32", 1, 0)
     name = f"W{e.index}"
-    e.names[name] = Product(
-        e.names[access],
-        columns,
-        sums,
-        _register_rows(e, left) if in_registers else None,
-        int(signs[0]) * int(signs[1]),
-    )
+    rows = _register_rows(e, left) if in_registers else None
+    product = Product(e.names[access], columns, sums, rows, int(signs[0]) * int(signs[1]))
+    e.names.setdefault(name, product)
     descriptor = "None" if in_registers else e.read(left, "b64")
     e.statement(
         f"M.wgmma_multiply({name}, {descriptor}, {e.read(right, 'b64')}, {e.read(add, 'pred')}, {e.active})"

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +46,6 @@ class Access:
     """The static facts of one memory instruction.
 
     Attributes:
-        index: Position among the kernel's memory instructions.
         space: "global", "shared", "local", "const" or "generic".
         kind: "ld", "st", "atom" or "ldgsts" (the two sides of a cp.async).
         dtype: Type of one element.
@@ -58,7 +56,6 @@ class Access:
         line: CUDA source line, 0 where unknown.
     """
 
-    index: int
     space: str
     kind: str
     dtype: Any
@@ -69,26 +66,24 @@ class Access:
     line: int
 
 
-class Emitter:
-    """Writes the statements for the instructions of one kernel.
+class Layout:
+    """Where the registers of a kernel lie, and the objects that its statements refer to by name.
+
+    Every name follows from what it stands for, so threads that generate statements at once agree.
 
     Attributes:
+        kernel: The kernel.
         rows: Register name to (width in bits, row), numbered in the order of first use so that a run of
             FMAs writes adjacent rows.
         row_counts: Width in bits to the number of rows.
-        accesses: Every memory instruction emitted so far, by its key.
-        names: Constants that the statements refer to.
+        names: Constants and memory accesses, and whatever else the statements may call.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.rows: dict[str, tuple[int, int]] = {}
         self.row_counts = {1: 0, 16: 0, 32: 0, 64: 0}
-        self.accesses: list[Access] = []
         self.names: dict[str, Any] = {}
-        self._access_keys: dict[tuple[int, str], Access] = {}
-        self._constants: dict[tuple[str, Any], str] = {}
-        self.begin(0, None)
         for instruction in kernel.instructions:
             for operand in (*instruction.operands, instruction.predicate or ""):
                 for name in re.findall(r"[%\w$]+", operand):
@@ -97,16 +92,23 @@ class Emitter:
                         self.rows[name] = (bits, self.row_counts[bits])
                         self.row_counts[bits] += 1
 
-    def begin(self, index: int, mask: str | None) -> None:
-        """Start on an instruction at a position, under a mask with this name (None for all lanes)."""
+
+class Emitter:
+    """Writes the statements for one instruction of a kernel.
+
+    Args:
+        layout: Of the kernel.
+        index: Position of the instruction.
+        mask: Name of the mask of lanes under which it runs, None for all lanes.
+
+    Attributes:
+        lines: The statements so far.
+    """
+
+    def __init__(self, layout: Layout, index: int, mask: str | None) -> None:
+        self.kernel, self.rows, self.names = layout.kernel, layout.rows, layout.names
         self.index, self._mask = index, mask
         self.lines: list[str] = []
-
-    def unsupported(self, x: Instruction) -> UnsupportedPTX:
-        """Return the error that names an instruction."""
-        line = f" (source line {x.line})" if x.line else ""
-        text = f"{x.opcode} {', '.join(x.operands)}".strip()
-        return UnsupportedPTX(f"PTX instruction {text}{line} is not supported by the simulator")
 
     def constant(self, value: int | float, kind: str) -> str:
         """Return the name of a constant of a PTX type."""
@@ -115,11 +117,12 @@ class Emitter:
             value = int(value) & ((1 << bits) - 1)
             if kind[0] == "s" and value >> (bits - 1):
                 value -= 1 << bits
-        key = (kind, struct.pack("<d", value) if isinstance(value, float) else value)
-        if key not in self._constants:
-            self._constants[key] = f"K{len(self._constants)}"
-            self.names[self._constants[key]] = DTYPES[kind](value)
-        return self._constants[key]
+        return self._named(DTYPES[kind](value))
+
+    def _named(self, value: Any) -> str:
+        name = f"K_{value.dtype.name}_{value.tobytes().hex()}"
+        self.names[name] = value
+        return name
 
     def row(self, name: str, kind: str) -> str:
         """Return the text of a register's row, seen as a PTX type of the same width."""
@@ -148,23 +151,16 @@ class Emitter:
         if operand[:2] in ("0f", "0F"):
             bits = int(operand[2:], 16)
             if kind[0] == "f":
-                return self._float_constant(struct.pack("<I", bits), np.float32, DTYPES[kind])
+                return self._named(DTYPES[kind](np.uint32(bits).view(np.float32)))
             return self.constant(bits, kind)
         if operand[:2] in ("0d", "0D"):
             bits = int(operand[2:], 16)
             if kind[0] == "f":
-                return self._float_constant(struct.pack("<Q", bits), np.float64, DTYPES[kind])
+                return self._named(DTYPES[kind](np.uint64(bits).view(np.float64)))
             return self.constant(bits, kind)
         if kind == "pred":
             return self.constant(int(operand, 0) != 0, "pred")
         return self.constant(int(operand.rstrip("U"), 0), kind)
-
-    def _float_constant(self, raw: bytes, source: Any, target: Any) -> str:
-        key = (np.dtype(target).name, raw)
-        if key not in self._constants:
-            self._constants[key] = f"K{len(self._constants)}"
-            self.names[self._constants[key]] = target(np.frombuffer(raw, source)[0])
-        return self._constants[key]
 
     def symbol(self, name: str, kind: str) -> str:
         """Return an expression for a variable's address within its memory space."""
@@ -201,25 +197,10 @@ class Emitter:
 
     def access(self, x: Instruction, space: str, kind: str, element: str, count: int, offset: int) -> str:
         """Register one memory instruction and return its name in the statements."""
-        key = (self.index, space)
-        found = self._access_keys.get(key)
-        if found is None:
-            dtype = np.dtype(DTYPES[element])
-            found = Access(
-                len(self.accesses),
-                space,
-                kind,
-                dtype,
-                count,
-                dtype.itemsize * count,
-                offset,
-                x.opcode,
-                x.line,
-            )
-            self._access_keys[key] = found
-            self.accesses.append(found)
-            self.names[f"A{found.index}"] = found
-        return f"A{found.index}"
+        name, dtype = f"A{self.index}_{space}", np.dtype(DTYPES[element])
+        size = dtype.itemsize * count
+        self.names.setdefault(name, Access(space, kind, dtype, count, size, offset, x.opcode, x.line))
+        return name
 
     def address(self, operand: str) -> tuple[str, int]:
         """Split "[%rd1+4]" into an expression for the lanes' addresses and the constant offset."""
@@ -236,3 +217,10 @@ class Emitter:
 
 
 Handler = Callable[[Emitter, Instruction], None]
+
+
+def unsupported(x: Instruction) -> UnsupportedPTX:
+    """Return the error that names an instruction."""
+    line = f" (source line {x.line})" if x.line else ""
+    text = f"{x.opcode} {', '.join(x.operands)}".strip()
+    return UnsupportedPTX(f"PTX instruction {text}{line} is not supported by the simulator")

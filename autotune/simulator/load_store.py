@@ -51,7 +51,7 @@ class LoadStore(Registers):
         self.local_bytes = local_bytes
         self._parameters = parameters
         self._values: dict[tuple[str, int, Any], Any] = {}
-        self._global_patterns: dict[tuple[int, int], tuple[Any, Any, int, int]] = {}
+        self._global_patterns: dict[tuple[Access, int], tuple[Any, Any, int, int]] = {}
 
     def allocate_local(self, lanes: int) -> None:
         """Allocate the stacks of all threads."""
@@ -318,7 +318,7 @@ class LoadStore(Registers):
             lanes = everyone if chosen is None else everyone[chosen]
             absolute = offsets if region is None else offsets + region.base % 256
             relative = absolute - (int(absolute[0]) & ~31)
-            key = (access.index, int(relative[0]))
+            key = (access, int(relative[0]))
             known = self._global_patterns.get(key)
             if (
                 known is None

@@ -77,7 +77,7 @@ class Machine(Warpgroups):
 
     def _blocks_at_once(self) -> int:
         stride = Lanes(self.grid, self.block_shape, 0, 1).stride
-        lane_bytes = bytes_per_lane(self.program.emitter.row_counts) + self.local_bytes + 64
+        lane_bytes = bytes_per_lane(self.program.layout.row_counts) + self.local_bytes + 64
         shadow = _SHADOW_BYTES * self.shared_bytes // self.program.shared_unit if self.checks else 0
         shared = self.shared_bytes + shadow
         return max(1, min(MAX_LANES // stride, GROUP_BYTES // (stride * lane_bytes + shared)))
@@ -88,7 +88,7 @@ class Machine(Warpgroups):
         self.special = self.lanes.special
         if self._blocks_allocated != blocks:
             self._blocks_allocated = blocks
-            self.allocate(self.program.emitter.row_counts, self.lanes.count)
+            self.allocate(self.program.layout.row_counts, self.lanes.count)
             self.allocate_local(self.lanes.count)
             unit, counters = self.program.shared_unit, self.tally is not None
             self.shared = SharedMemory(self.lanes, self.shared_bytes, unit, self.checks, counters)
@@ -204,7 +204,7 @@ class Machine(Warpgroups):
 
     def _predicate(self, control: Instruction) -> Any:
         assert control.predicate is not None
-        taken = self.p[self.program.emitter.rows[control.predicate][1]]
+        taken = self.p[self.program.layout.rows[control.predicate][1]]
         return ~taken if control.negated else taken
 
     def _transfer(self, number: int, mask: Any) -> None:
@@ -236,8 +236,8 @@ class Machine(Warpgroups):
 
     def _operand(self, operand: str) -> Any:
         """Read a 32-bit operand of a control transfer, ``[lanes]``."""
-        if operand in self.program.emitter.rows:
-            return self.u[self.program.emitter.rows[operand][1]]
+        if operand in self.program.layout.rows:
+            return self.u[self.program.layout.rows[operand][1]]
         return np.full(self.lanes.count, int(operand, 0) & 0xFFFFFFFF, np.uint32)
 
     def _arrive(self, control: Instruction, chosen: Any) -> None:
@@ -245,7 +245,7 @@ class Machine(Warpgroups):
         operands = list(control.operands)
         if "red" in control.parts:
             condition = operands.pop()
-            row = self.p[self.program.emitter.rows[condition.lstrip("!")][1]]
+            row = self.p[self.program.layout.rows[condition.lstrip("!")][1]]
             np.copyto(self.barriers.condition, ~row if condition.startswith("!") else row, where=chosen)
             operands.pop(0)
         number = self._operand(operands[0])
@@ -276,7 +276,7 @@ class Machine(Warpgroups):
     def _reduce(self, control: Instruction, part: slice, at: Any) -> None:
         """Write the reduction over all lanes of a barrier to each of them."""
         brought = self.barriers.condition[part][at]
-        bits, row = self.program.emitter.rows[control.operands[0]]
+        bits, row = self.program.layout.rows[control.operands[0]]
         if bits == 1:
             self.p[row][part][at] = brought.all() if "and" in control.parts else brought.any()
         else:

@@ -9,7 +9,7 @@ from autotune.simulator import (
     emit_moves,
     emit_warp,
 )
-from autotune.simulator.emitter import Emitter, Handler
+from autotune.simulator.emitter import Emitter, Handler, Layout, unsupported
 from autotune.simulator.ptx import Instruction
 
 _HANDLERS: dict[str, Handler] = {
@@ -33,11 +33,11 @@ def is_control(x: Instruction) -> bool:
     return x.parts[0] in _CONTROL and not is_warp_wide(x)
 
 
-def emit(emitter: Emitter, x: Instruction, index: int, masked: bool) -> list[str]:
+def emit(layout: Layout, x: Instruction, index: int, masked: bool) -> list[str]:
     """Return the statements for one instruction that is not a control transfer.
 
     Args:
-        emitter: Of its kernel.
+        layout: Of its kernel.
         x: The instruction.
         index: Its position in the kernel.
         masked: Whether only the lanes of the mask ``m`` run.
@@ -47,15 +47,15 @@ def emit(emitter: Emitter, x: Instruction, index: int, masked: bool) -> list[str
     """
     handler = _HANDLERS.get(x.parts[0])
     if handler is None:
-        raise emitter.unsupported(x)
+        raise unsupported(x)
     guard = []
     if x.predicate is not None:
-        condition = emitter.read(x.predicate, "pred")
+        condition = Emitter(layout, index, None).read(x.predicate, "pred")
         condition = f"invert({condition})" if x.negated else condition
         guard = [f"q = {condition}{' & m' if masked else ''}", f"M.predicated({index}, q)"]
-    emitter.begin(index, "q" if guard else "m" if masked else None)
+    emitter = Emitter(layout, index, "q" if guard else "m" if masked else None)
     try:
         handler(emitter, x)
     except (KeyError, IndexError, ValueError, TypeError, StopIteration):
-        raise emitter.unsupported(x) from None
+        raise unsupported(x) from None
     return guard + emitter.lines

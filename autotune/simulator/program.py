@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator import arithmetic, fma, warp
-from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Emitter
+from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
 from autotune.simulator.opcodes import emit, is_control, is_warp_wide
@@ -55,7 +55,7 @@ class Program:
 
     Attributes:
         kernel: The parsed kernel.
-        emitter: Register rows and memory instructions.
+        layout: Where its registers lie.
         blocks: In text order.
         targets: Label to the number of its block (``len(blocks)`` for the end).
         shared_unit: Bytes of the smallest access to shared memory, 1 to 4.
@@ -67,11 +67,11 @@ class Program:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.emitter = Emitter(kernel)
+        self.layout = Layout(kernel)
         self._check_names()
         self._split()
         self._functions: dict[tuple[int, bool], BlockFunction] = {}
-        self._namespace = self.emitter.names
+        self._namespace = self.layout.names
         self._namespace.update({name: getattr(np, name) for name in _UFUNCS})
         self._namespace.update(
             {
@@ -101,7 +101,7 @@ class Program:
                 )
             for operand in instruction.operands:
                 for name in re.findall(r"%[\w$.]+", operand):
-                    if name not in self.emitter.rows and name not in SPECIAL:
+                    if name not in self.layout.rows and name not in SPECIAL:
                         raise UnsupportedPTX(f"PTX special register {name} is not supported by the simulator")
 
     def _check_opcodes(self) -> None:
@@ -118,13 +118,13 @@ class Program:
             if is_control(instruction):
                 self._check_control(instruction)
             else:
-                emit(self.emitter, instruction, index, False)
+                emit(self.layout, instruction, index, False)
 
     def _check_control(self, x: Instruction) -> None:
         if x.parts[0] in ("bar", "barrier"):
             rest = tuple(part for part in x.parts[1:] if part not in ("cta", "aligned"))
             if rest not in (("sync",), ("arrive",)) and not (rest[:1] == ("red",) and rest[1] in _REDUCTIONS):
-                raise self.emitter.unsupported(x)
+                raise unsupported(x)
 
     @staticmethod
     def is_plain_barrier(x: Instruction) -> bool:
@@ -186,22 +186,22 @@ class Program:
                 lines.append(self._emit_run(index, stop, masked))
                 index = stop
             else:
-                lines.extend(emit(self.emitter, x, index, masked))
+                lines.extend(emit(self.layout, x, index, masked))
                 index += 1
         text = "\n ".join(lines)
         used = [name for name in ROW_NAMES if re.search(rf"(?<![\w.]){name}\[", text)]
         head = "".join(f" {name} = M.{name}\n" for name in used)
         source = f"def block(M, m):\n{head} {text or 'pass'}\n"
-        exec(compile(source, f"<{self.kernel.name}, block {number}>", "exec"), self._namespace)
-        function: BlockFunction = self._namespace.pop("block")
-        return function
+        made: dict[str, BlockFunction] = {}  # not the namespace, which threads share
+        exec(compile(source, f"<{self.kernel.name}, block {number}>", "exec"), self._namespace, made)
+        return made["block"]
 
     def _run_end(self, index: int, stop: int) -> int:
         """Return the end of a run of equal instructions, none of which depends on another one."""
         opcode, inputs = self.kernel.instructions[index].opcode, _RUNS[self.kernel.instructions[index].opcode]
         written: set[str] = set()
         read: set[str] = set()
-        rows = self.emitter.rows
+        rows = self.layout.rows
         while index < stop:
             x = self.kernel.instructions[index]
             if x.opcode != opcode or x.predicate is not None or len(x.operands) != inputs + 1:
@@ -218,7 +218,7 @@ class Program:
 
     def _emit_run(self, start: int, stop: int, masked: bool) -> str:
         instructions = self.kernel.instructions[start:stop]
-        rows = [tuple(self.emitter.rows[name][1] for name in x.operands) for x in instructions]
+        rows = [tuple(self.layout.rows[name][1] for name in x.operands) for x in instructions]
         if instructions[0].opcode == "fma.rn.f32":
             rows, grid = _as_grid(rows)
         else:

@@ -60,7 +60,7 @@ class SharedMemory:
         self.views: dict[Any, Any] = {}
         self.base = lanes.block * self.window
         self.checks, self.counters = checks, counters
-        self.patterns: dict[int, OrderedDict[int, Pattern]] = {}
+        self.patterns: dict[Access, OrderedDict[int, Pattern]] = {}
         self.warps = lanes.stride // 32
         self.several = lanes.stride + self.warps  # code for threads of several warps
         self.atomic = self.several + 1
@@ -92,9 +92,9 @@ class SharedMemory:
         Raises:
             Stop: An address is out of bounds or misaligned.
         """
-        known = self.patterns.get(access.index)
+        known = self.patterns.get(access)
         if known is None:
-            known = self.patterns[access.index] = OrderedDict()
+            known = self.patterns[access] = OrderedDict()
         first = int(address[0])
         found = known.get(first)
         if (
