@@ -28,6 +28,7 @@ from autotune.records.schema import RecordedDevice
 from autotune.search import WAIT
 from autotune.sharing import SharedSearch, Storage, open_search
 from autotune.sharing.journal import Lock, open_journal
+from autotune.sharing.pulse import BEAT_S, PATIENCE, Pulse
 from autotune.space.space import Legal
 from autotune.values.device import named_device
 
@@ -114,6 +115,11 @@ def has_outcome(trial: optuna.trial.FrozenTrial) -> bool:
     return trial.state.is_finished() and (trial.value is not None or "left" not in trial.user_attrs)
 
 
+def study_of(search: SharedSearch) -> optuna.Study:
+    """Open the study of a search as Optuna's own tools do."""
+    return optuna.load_study(study_name=search._shared.name, storage=search._shared._storage)
+
+
 def outcomes_of(url: str, name: str) -> Counter[int]:
     """Count the outcomes of each point, as Optuna reads them."""
     study = optuna.load_study(study_name=name, storage=Storage(url).optuna)
@@ -134,12 +140,13 @@ def test_no_point_goes_to_two_and_each_learns_from_both(url, join):
     assert sorted(given) == list(range(len(LEGAL)))
     assert one.ask() is None
     assert other.ask() is None
-    assert one.complete
-    assert other.complete
     best = min(range(len(LEGAL)), key=TIMES.__getitem__)
     assert one.best == other.best == (best, pytest.approx(TIMES[best]))
-    assert [told.index for told in one.fastest(3)] == [told.index for told in other.fastest(3)]
-    assert [(share.measured, share.rejected) for share in one.shares()] == [(6, 0), (6, 0)]
+    assert one.outcomes() == other.outcomes()
+    assert Counter(trial.user_attrs["process"] for trial in study_of(one).trials) == {
+        one.process: 6,
+        other.process: 6,
+    }
     assert one.asked == other.asked == 6
 
 
@@ -149,7 +156,7 @@ def test_a_trial_says_what_it_is(url, join):
     search.tell(index, None, "crash", "it " + 1000 * "x")
     index = search.ask()
     search.tell(index, 2.5, "measured")
-    first, second = search.study.trials
+    first, second = study_of(search).trials
     assert first.state.name == "FAIL"
     assert first.user_attrs["outcome"] == "crash"
     assert len(first.user_attrs["why"]) == 500
@@ -169,7 +176,7 @@ def test_it_goes_on_where_others_stopped(url, join):
     assert set(later.outcomes()) == {0, 1, 2, 3, 4}
     assert later.best[1] == pytest.approx(min(TIMES[:5]))
     assert later.ask() == left == 5
-    assert [trial.user_attrs.get("left") for trial in later.study.trials[5:]] == ["abandoned", None]
+    assert [trial.user_attrs.get("left") for trial in study_of(later).trials[5:]] == ["abandoned", None]
 
 
 def test_while_others_have_the_rest_it_waits(url, join):
@@ -184,7 +191,7 @@ def test_while_others_have_the_rest_it_waits(url, join):
     assert other.ask() is None  # what is left is with the caller
     other.tell(last, None, "timeout", "never ended")
     assert one.ask() is None
-    assert one.complete
+    assert len(one.outcomes()) == len(LEGAL)
 
 
 def test_the_points_of_a_dead_process_return(url, join):
@@ -198,9 +205,11 @@ def test_the_points_of_a_dead_process_return(url, join):
             given.append(index)
             alive.tell(index, TIMES[index], "measured")
     assert sorted([lost[0], *given]) == list(range(len(LEGAL)))
-    told = alive.outcomes()
-    assert told[lost[0]].process == dead.process
-    assert told[lost[1]].process == alive.process
+    by = {
+        trial.user_attrs["index"]: trial.user_attrs["process"]
+        for trial in filter(has_outcome, study_of(alive).trials)
+    }
+    assert by == {index: dead.process if index == lost[0] else alive.process for index in range(len(LEGAL))}
 
 
 def test_one_that_was_taken_for_dead_does_not_store_twice(url, join):
@@ -211,7 +220,7 @@ def test_one_that_was_taken_for_dead_does_not_store_twice(url, join):
     asleep.tell(index, 9.0, "measured")
     alive.tell(index, 3.0, "measured")
     asleep.ask()
-    assert outcomes_of(url, alive.study.study_name)[index] == 1
+    assert outcomes_of(url, alive._shared.name)[index] == 1
     assert asleep.outcomes()[index].median_ms == alive.outcomes()[index].median_ms == 3.0
 
 
@@ -224,7 +233,7 @@ def test_one_that_was_taken_for_dead_stores_what_nobody_else_took(url, join):
     asleep.tell(index, 9.0, "measured")
     alive._refresh()
     assert alive.outcomes()[index].median_ms == 9.0
-    states = [trial.state.name for trial in alive.study.trials]
+    states = [trial.state.name for trial in study_of(alive).trials]
     assert states == ["FAIL", "COMPLETE"]
 
 
@@ -251,6 +260,52 @@ def test_own_beats_are_the_clock(journal, join):
     assert asleep._pulse.dead == {alive.process}
 
 
+@pytest.mark.parametrize("patience", [1, 3, PATIENCE])
+def test_a_process_is_dead_after_exactly_so_many_beats_without_a_sign_of_life(journal, join, patience):
+    study = join(journal)._shared
+    watching, watched = Pulse(study, "watching", 3600, patience), Pulse(study, "watched", 3600, patience)
+
+    def beats_until_dead() -> int:
+        for beats in range(1, patience + 3):
+            watching.beat()
+            if "watched" in watching.dead:
+                return beats
+        return 0
+
+    watched.beat()
+    watching.beat()
+    assert beats_until_dead() == patience
+    watching.heard("watched")  # it began a trial
+    watching.beat()
+    assert "watched" not in watching.dead
+    assert beats_until_dead() == patience
+    watched.beat()
+    watching.beat()
+    assert "watched" not in watching.dead
+    assert beats_until_dead() == patience
+
+
+def test_a_process_may_be_silent_for_half_a_minute():
+    """With 1.6 s, two of 30 runs on a machine with a load of 10 took a living process for dead."""
+    assert BEAT_S * PATIENCE == 30
+
+
+def test_a_trial_that_was_abandoned_while_it_ended_is_not_stored(journal, join, monkeypatch):
+    slow, other = join(journal), join(journal)
+    index = slow.ask()
+    trials, number = slow._shared._trials, slow._given[index]
+    other._sync()
+    ended = trials._storage.set_trial_state_values
+
+    def late(*words):
+        other._leave(number, "abandoned")
+        return ended(*words)
+
+    monkeypatch.setattr(trials._storage, "set_trial_state_values", late)
+    slow._pulse.stop()
+    assert not trials.finish(number, None, {}, {"outcome": "crash"})
+
+
 def test_outcomes_known_before_are_taken_over(url, join):
     one, other = join(url), join(url)
     theirs = other.ask()
@@ -260,7 +315,7 @@ def test_outcomes_known_before_are_taken_over(url, join):
         one.tell(index, ms, "measured" if ms else "crash")
     assert one.asked == 3
     other.tell(theirs, 1.0, "measured")
-    assert outcomes_of(url, one.study.study_name) == {theirs: 1, 4: 1, 7: 1}
+    assert outcomes_of(url, one._shared.name) == {theirs: 1, 4: 1, 7: 1}
     given = {other.ask() for _ in range(len(LEGAL) - 3)}
     assert given == set(range(len(LEGAL))) - set(known)
     with pytest.raises(ValueError, match="not under way"):
@@ -281,9 +336,9 @@ def test_a_creation_whose_answer_was_lost_counts_once(url, join):
     index = search.ask()
     search.tell(index, 2.0, "measured")
     assert other.ask() != index
-    lefts = [trial.user_attrs.get("left") for trial in search.study.trials]
+    lefts = [trial.user_attrs.get("left") for trial in study_of(search).trials]
     assert lefts[:2] == [None, "duplicate"]
-    assert outcomes_of(url, search.study.study_name) == {index: 1}
+    assert outcomes_of(url, search._shared.name) == {index: 1}
 
 
 @pytest.mark.parametrize("strategy", ["tpe", "random"])
@@ -294,7 +349,7 @@ def test_processes_do_not_all_want_the_same(journal, join, strategy):
         for search in (one, other):
             index = search.ask()
             search.tell(index, times[index], "measured")
-    lefts = [trial for trial in one.study.trials if "left" in trial.user_attrs]
+    lefts = [trial for trial in study_of(one).trials if "left" in trial.user_attrs]
     assert not lefts
 
 
@@ -350,7 +405,7 @@ def test_optunas_tools_read_the_study(url, join):
     search = join(url, legal, strategy="random")
     while (index := search.ask()) is not None:
         search.tell(index, None if index % 7 == 6 else times[index], "" if index % 7 else "measured")
-    study = optuna.load_study(study_name=search.study.study_name, storage=Storage(url).optuna)
+    study = optuna.load_study(study_name=search._shared.name, storage=Storage(url).optuna)
     assert study.best_value == pytest.approx(search.best[1])
     assert study.best_params == dict(legal.config(search.best[0]))
     importance = optuna.importance.get_param_importances(study)
@@ -434,7 +489,7 @@ def test_a_storage_that_goes_away_costs_nothing(kind, url_of, join, request, tmp
     assert set(other.outcomes()) == {first, second}
     assert other.ask() not in {first, second, third}
     search.tell(third, TIMES[third], "measured")
-    assert outcomes_of(url, search.study.study_name) == {first: 1, second: 1, third: 1}
+    assert outcomes_of(url, search._shared.name) == {first: 1, second: 1, third: 1}
     assert "is back" in join.said[1]
     assert len(join.said) == 2
 
@@ -458,7 +513,7 @@ def test_a_storage_that_stays_away_ends_the_search_all_the_same(journal, join):
 def test_a_deleted_study_is_a_lost_one(url, join):
     search = join(url)
     first = search.ask()
-    optuna.delete_study(study_name=search.study.study_name, storage=Storage(url).optuna)
+    optuna.delete_study(study_name=search._shared.name, storage=Storage(url).optuna)
     search.tell(first, 1.0, "measured")
     assert search.ask() not in (None, first)
     assert "was deleted" in join.said[0]

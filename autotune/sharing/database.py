@@ -1,12 +1,14 @@
-"""Turns a database that Optuna keeps studies in into the trials of one study, in few statements each.
+"""Optuna studies in PostgreSQL or SQLite, their trials read and written in few statements.
 
-Optuna's own calls create a trial of 14 parameters in 50 statements, and read running ones anew each time with
-all their parameters: 48 and 22 ms. Here a trial is created with its attributes alone, gets its parameters in
-the transaction that ends it, and is read when it is new and when it has ended, without its parameters. The
-tables are Optuna's, whose version it checks when a database is opened.
+Optuna's own calls store each of 14 parameters in a transaction of its own, and read running trials again each
+time with all they hold: asking and telling then takes four to ten times as long, and two to
+four processes together get through fewer candidates a second than one GPU measures (EXPERIMENTS.md). Here a
+trial is created with its attributes alone, gets its parameters in the transaction that ends it, and is read
+when it is new and when it has ended, without its parameters. The tables are those of Optuna, which checks
+their version when a database is opened.
 
 A trial is created under a row lock on its study, which is held from before it is inserted until it is
-committed, so numbers follow the order in which trials become visible. SQLite knows no row locks; there every
+committed, so numbers follow the order in which trials become visible. SQLite has no row locks: there every
 transaction begins as a writer.
 """
 
@@ -21,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.sharing.entry import Entry
-from autotune.sharing.failure import reason, unusable
+from autotune.sharing.backend import Entry, reason, unusable
 
 CONNECT_TIMEOUT_S = 10
-STALL_MS = 15_000  # a client that stalls within a transaction loses its session, and with it its locks
-LOCK_MS = 10_000  # longest wait for another's transaction
+STALL_MS = 15_000  # a client that stalls within a transaction loses its session, and its locks with it
+LOCK_MS = 10_000  # longest wait for the transaction of another client
 SQLITE_TIMEOUT_S = 30
-MOST = 1000  # trials asked for in one statement
-RETRY_S = (0.1, 0.2, 0.4, 0.8, 1.6)  # processes that make the tables together get into each other's way once
+MOST = 1000  # trials in one statement
+RETRY_S = (0.1, 0.2, 0.4, 0.8, 1.6)  # processes that create the tables at once make each other fail
 
 
 def open_database(url: str) -> tuple[str, Any]:
@@ -102,7 +103,7 @@ def _opened(url: Any, kind: str) -> Any:
     else:
         event.listen(storage.engine, "connect", _leave_transactions_to_us)
         event.listen(storage.engine, "begin", _begin_as_writer)
-    storage.engine.dispose()  # connections from here on are as said above
+    storage.engine.dispose()  # the first connections were made without these listeners
     return storage
 
 
@@ -126,8 +127,8 @@ class DatabaseTrials:
 
     Args:
         storage: As `open_database` returns it.
-        study_id: Of the study.
-        distributions: Of every parameter.
+        study_id: The study's id in the storage.
+        distributions: Distribution of each parameter.
     """
 
     def __init__(self, storage: Any, study_id: int, distributions: Mapping[str, Any]) -> None:
@@ -144,11 +145,12 @@ class DatabaseTrials:
         self._attributes: Any = models.TrialUserAttributeModel.__table__
         self._values: Any = models.TrialValueModel.__table__
         self._finite = models.TrialValueModel.TrialValueType.FINITE
+        self._ids: dict[int, int] = {}  # trial_id of each number read
         self._last = -1  # highest trial_id read
-        self._running: list[int] = []
+        self._running: list[int] = []  # trial_ids
 
     def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-        """Add a RUNNING trial; its parameters follow at its end."""
+        """Add a RUNNING trial; its parameters are stored when it ends."""
         from optuna.trial import TrialState
         from sqlalchemy import func, insert, select
 
@@ -165,7 +167,7 @@ class DatabaseTrials:
             self._add_attributes(connection, trial_id, attributes)
 
     def changes(self) -> list[Entry]:
-        """List what is new or ended since the last call."""
+        """Return the trials that are new or have ended since the last call, by number."""
         from optuna.trial import TrialState
         from sqlalchemy import and_, or_, select
 
@@ -188,23 +190,23 @@ class DatabaseTrials:
                     of_trial[trial_id][key] = json.loads(text)
                 timed = select(values.trial_id, values.value).where(values.trial_id.in_(ids))
                 measured.update(tuple(row) for row in connection.execute(timed))
+        self._ids.update((number, trial_id) for trial_id, number, _ in changed)
         self._running = sorted(running)
         self._last = max([self._last, *of_trial])
         return [
-            Entry(number, trial_id, True, None, of_trial[trial_id])
-            if trial_id in running
-            else Entry(number, trial_id, False, measured.get(trial_id), of_trial[trial_id])
+            Entry(number, trial_id in running, measured.get(trial_id), of_trial[trial_id])
             for trial_id, number, _ in changed
         ]
 
     def finish(
-        self, trial_id: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
+        self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
-        """End a RUNNING trial, all in one transaction."""
+        """End a RUNNING trial in one transaction; False when it had ended before in another way."""
         from optuna.trial import TrialState
         from sqlalchemy import insert, select, update
 
         trials, stored = self._trials.c, self._attributes.c
+        trial_id = self._ids[number]
         this = trials.trial_id == trial_id
         rows = [
             {

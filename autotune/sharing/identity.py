@@ -1,4 +1,4 @@
-"""Turns what a search is about into the name and the identity of its study."""
+"""The name of a shared study, and the identity that all its processes must agree on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from autotune.sharing.study import SharedStudy
 if TYPE_CHECKING:
     from autotune.space.space import Legal
 
-IDENTITY = "autotune"  # the attribute of a study that says what it is about
-WAIT_S = 5.0  # how long the process that created a study may take to say so
+IDENTITY = "autotune"  # attribute of the study
+WAIT_S = 5.0  # longest wait for the process that created a study to write its identity
 
 
 def identity_of(header: TrialHeader, legal: Legal) -> dict[str, Any]:
-    """Say what must be the same in all processes of a study, as plain JSON values.
+    """Return what must be the same in all processes of a study, as plain JSON values.
 
-    The driver is left out: hosts of one cluster may differ in it, and their times do not.
+    The driver is left out: hosts of one cluster may have different drivers, and their times do not differ.
     """
     head = [list(legal.names), [list(legal.choices[name]) for name in legal.names]]
     points = hashlib.sha256(json.dumps(head).encode() + legal.ordinals.tobytes()).hexdigest()
@@ -36,7 +36,7 @@ def identity_of(header: TrialHeader, legal: Legal) -> dict[str, Any]:
 
 
 def study_name(header: TrialHeader, what: dict[str, Any], name: str | None) -> str:
-    """Name a study: by its family and what the user called it, or by all that it is about."""
+    """Return the name of a study: the user's name and the family, or one made from its identity."""
     if name is not None:
         return f"{name}_{header.family}"
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
@@ -44,15 +44,15 @@ def study_name(header: TrialHeader, what: dict[str, Any], name: str | None) -> s
 
 
 def process_name() -> str:
-    """Name this process: its host, its number there, and a word that no other has."""
+    """Return the name of this process: host, process id and a random word."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def agree(study: SharedStudy, what: dict[str, Any]) -> None:
-    """Write what a study is about, if this process created it; otherwise make sure that it is the same.
+    """Write the identity of a study that this process created; otherwise check that it is the same.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It differs.
         StorageLost: The storage does not answer.
     """
     if study.created:
@@ -61,7 +61,7 @@ def agree(study: SharedStudy, what: dict[str, Any]) -> None:
     deadline = time.monotonic() + WAIT_S
     while (found := study.attributes().get(IDENTITY)) is None and time.monotonic() < deadline:
         time.sleep(0.1)
-    if found is None:  # whoever created it died at once, or it is somebody else's
+    if found is None:  # the process that created it died at once, or it is not of autotune
         if study.changes():
             raise UsageError(
                 f"study {study.name!r} in {study.url} was not made by autotune: give another --study"
@@ -75,7 +75,7 @@ def agree(study: SharedStudy, what: dict[str, Any]) -> None:
 
 
 def _difference(there: Any, here: Any) -> str:
-    """Name the first thing in which two identities differ."""
+    """Return the first difference between two identities."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
         return f"is {there} there and {here} here"
     key = next(key for key in {**here, **there} if there.get(key) != here.get(key))

@@ -1,8 +1,8 @@
-"""Turns a journal file of Optuna into the trials of one study.
+"""Optuna studies in a journal file, which processes on several hosts may append to.
 
 A trial is one line with all its parameters, appended under a lock that works on network file systems too; the
-order of the lines is the order of the trials. A process that is killed may leave its lock, which is taken
-away after 5 s, and the beginning of a line, which the next one to have the lock cuts off.
+order of the lines is the order of the trials. A process that is killed may leave its lock, which is removed
+after 5 s, and the beginning of a line, which the next process that gets the lock cuts off.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotune.sharing.entry import Entry
-from autotune.sharing.failure import unusable
+from autotune.sharing.backend import Entry, unusable
 
 START = b'{"op_code"'  # of every journal
 BLOCK = 4096
-STALE_S = 5.0  # a lock is held for the time of one write
-PAUSE_S = 0.001, 0.05  # between two looks at a lock that another has: at first, and at last
+STALE_S = 5.0  # age at which a lock is stale: it is held only during one write
+PAUSE_S = 0.001, 0.05  # longest pause between two attempts to get the lock: the first, and later ones
 
 
 def journal_path(url: str) -> Path | None:
-    """Return the file that a URL names as a journal; None when it names none."""
+    """Return the journal file that a URL names, or None when it names no journal."""
     if url.startswith("journal:"):
         return Path(url.removeprefix("journal:").removeprefix("//")).expanduser()
     if "://" not in url and url.endswith((".log", ".journal")):
@@ -35,7 +34,7 @@ def journal_path(url: str) -> Path | None:
 
 
 def open_journal(path: Path) -> Any:
-    """Open a journal, which is created if it is not there.
+    """Open a journal, which is created if it does not exist.
 
     Returns:
         An `optuna.storages.JournalStorage`.
@@ -60,13 +59,13 @@ def open_journal(path: Path) -> Any:
 
 
 class Lock:
-    """The lock of a journal: a symbolic link beside it, as Optuna's own lock is, so both keep each other out.
+    """The lock of a journal: a symbolic link beside it, the same as that of Optuna's own lock.
 
-    One that stays for `STALE_S` belongs to nobody any more and is taken away. Whoever gets the lock finds the
-    file that was opened, ending in a whole line.
+    A lock older than `STALE_S` belongs to a dead process and is removed. Acquiring the lock also makes sure
+    that the journal is still the file that was opened and ends in a whole line.
 
     Args:
-        path: Of the journal, which exists.
+        path: The journal, which exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +78,7 @@ class Lock:
         """Wait for the lock.
 
         Raises:
-            OSError: The journal is gone or was replaced, or its folder cannot be written.
+            OSError: The journal was removed or replaced, or its folder cannot be written.
         """
         seen: _Link | None = None
         since, pause = 0.0, PAUSE_S[0]
@@ -99,7 +98,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give the lock back, if it was not taken away."""
+        """Remove the lock, unless another process has removed it as stale."""
         if self._own is not None and _link(self._link) == self._own:
             with suppress(FileNotFoundError):
                 os.unlink(self._link)
@@ -114,12 +113,13 @@ class Lock:
         return True
 
     def _take_away(self, stale: _Link) -> None:
+        """Remove a stale lock, but not the lock of a process that got it meanwhile."""
         aside = f"{self._link}.{secrets.token_hex(4)}"
-        with suppress(FileNotFoundError):  # others may be at it
+        with suppress(FileNotFoundError):  # another process may remove it too
             os.rename(self._link, aside)
             if _link(aside) == stale:
                 os.unlink(aside)
-            else:  # another took the stale one away, and this one is his
+            else:  # another process removed the stale lock, and this one is held
                 os.rename(aside, self._link)
 
 
@@ -127,7 +127,7 @@ _Link = tuple[int, int]
 
 
 def _link(path: str) -> _Link | None:
-    """Tell one link from another, also when it is renamed: inode and time; None without one."""
+    """Return what identifies a link, also when it is renamed: inode and time; None if there is none."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -136,16 +136,16 @@ def _link(path: str) -> _Link | None:
 
 
 def mend(path: Path, there: os.stat_result) -> None:
-    """Cut off a last line without an end.
+    """Cut off a last line that has no newline.
 
     Raises:
-        OSError: The file is gone, or another one took its place.
+        OSError: The file was removed, or replaced by another.
     """
     with path.open("r+b") as file:
         if not os.path.samestat(os.fstat(file.fileno()), there):
             raise FileNotFoundError(f"{path} was replaced by another file")
         end = size = file.seek(0, os.SEEK_END)
-        step = 1  # mostly the last byte tells
+        step = 1  # usually the last byte is a newline
         while end:
             begin = max(0, end - step)
             file.seek(begin)
@@ -163,8 +163,8 @@ class JournalTrials:
 
     Args:
         storage: As `open_journal` returns it.
-        study_id: Of the study.
-        distributions: Of every parameter.
+        study_id: The study's id in the storage.
+        distributions: Distribution of each parameter.
     """
 
     def __init__(self, storage: Any, study_id: int, distributions: Mapping[str, Any]) -> None:
@@ -187,24 +187,24 @@ class JournalTrials:
         self._storage.create_new_trial(self._study_id, trial)
 
     def changes(self) -> list[Entry]:
-        """List what is new or ended since the last call."""
+        """Return the trials that are new or have ended since the last call, by number."""
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False)
         looked_at = [*(trials[number] for number in self._running), *trials[self._read :]]
         self._running = [each.number for each in looked_at if not each.state.is_finished()]
         changed = [each for each in looked_at if each.number >= self._read or each.state.is_finished()]
         self._read = len(trials)
         return [
-            Entry(each.number, each._trial_id, not each.state.is_finished(), each.value, each.user_attrs)
-            for each in changed
+            Entry(each.number, not each.state.is_finished(), each.value, each.user_attrs) for each in changed
         ]
 
     def finish(
-        self, trial_id: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
+        self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
-        """End a RUNNING trial: its state comes last."""
+        """End a RUNNING trial, its state last; False when it had ended before in another way."""
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         state, values = (TrialState.FAIL, None) if value is None else (TrialState.COMPLETE, [value])
         try:
             for key, attribute in attributes.items():
@@ -212,5 +212,7 @@ class JournalTrials:
             self._storage.set_trial_state_values(trial_id, state, values)
         except UpdateFinishedTrialError:
             trial = self._storage.get_trial(trial_id)
-            return bool(trial.state == state and attributes.items() <= trial.user_attrs.items())
+            left = "left" in trial.user_attrs  # by another process, after the outcome was written
+            same = trial.state == state and attributes.items() <= trial.user_attrs.items()
+            return bool(same and left == ("left" in attributes))
         return True

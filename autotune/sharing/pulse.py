@@ -1,29 +1,29 @@
-"""Turns the numbers that processes count up in a study into the set of those that are dead."""
+"""Signs of life of the processes that share a study, and which of them are dead."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
-from autotune.sharing.failure import StorageLost
+from autotune.sharing.backend import StorageLost
 from autotune.sharing.study import SharedStudy
 
 BEAT_S = 5.0  # in a journal a day of beats of one process takes 3 MB
-PATIENCE = 6  # own beats without a beat of another before that one counts as dead
-PREFIX = "process "  # of the attribute in which a process counts
+PATIENCE = 6  # own beats during which a living process must show a sign of life
+PREFIX = "process "  # of the study attribute that holds a process's count
 STOP_S = 1.0
 
 
 class Pulse:
-    """Counts up for one process, in a thread, and watches the others.
+    """Increments this process's count in the study, in a thread, and watches the counts of the others.
 
-    A process is dead that began no trial and whose number stood still while the own one went up by
-    ``patience``. Own successful beats are the clock: hosts need not agree on the time, a storage that stalls
-    kills nobody, and a process that slept does not wake up to take everybody else for dead.
+    A process is dead if, during ``patience`` beats of this one, it began no trial and its count did not
+    change. Own successful beats are the clock: hosts need not agree on the time, no process counts as dead
+    because the storage stalls, and one that was suspended does not take all others for dead on resuming.
 
     Attributes:
         dead: Processes that have ended or are dead.
-        answers: Whether the storage took the last beat; who lost it in another way sets this to False.
+        answers: Whether the storage took the last beat; set to False by a caller whose operation failed.
     """
 
     def __init__(self, study: SharedStudy, process: str, every_s: float, patience: int) -> None:
@@ -34,13 +34,13 @@ class Pulse:
         self._every_s = every_s
         self._patience = patience
         self._count = 0
-        self._last: dict[str, tuple[Any, int]] = {}  # number of another process, own beats it stood still
-        self._heard: set[str] = set()  # processes that did something else since the own last beat
+        self._last: dict[str, tuple[Any, int]] = {}  # count of another process, own beats since it changed
+        self._heard: set[str] = set()  # processes that began a trial since the last beat
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="pulse")
 
     def start(self) -> None:
-        """Beat once, then go on in a thread.
+        """Beat once, then start the thread.
 
         Raises:
             StorageLost: The first beat failed.
@@ -49,25 +49,25 @@ class Pulse:
         self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """End the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
 
     def heard(self, process: str) -> None:
-        """Take a new trial of another process for a sign of life."""
+        """Count a new trial of another process as a sign of life."""
         self._heard.add(process)
 
     def end(self) -> None:
-        """Let the others know that this process has ended.
+        """Tell the others that this process has ended.
 
         Raises:
-            StorageLost: They cannot be told.
+            StorageLost: The storage does not answer.
         """
         self._study.set_attribute(self._key, None)
 
     def beat(self) -> None:
-        """Count up, and look at the others' numbers.
+        """Increment the own count, and read those of the others.
 
         Raises:
             StorageLost: The storage does not answer.

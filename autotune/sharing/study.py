@@ -1,4 +1,4 @@
-"""Turns a URL into a storage, and a name in it into one study whose every failure is a `StorageLost`."""
+"""A storage, opened from its URL, and a study in it, whose every failure is a `StorageLost`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from autotune.sharing.backend import Entry, StorageLost, Trials, failures, reason, unusable
 from autotune.sharing.database import DatabaseTrials, open_database
-from autotune.sharing.entry import Entry, Trials
-from autotune.sharing.failure import StorageLost, failures, reason, unusable
 from autotune.sharing.journal import JournalTrials, journal_path, open_journal
 
 T = TypeVar("T")
 
-RETRY_S = (0.1, 0.4, 1.0)  # pauses before a failed operation is tried again; then the storage counts as lost
+RETRY_S = (0.1, 0.4, 1.0)  # pauses between attempts at an operation; then the storage counts as lost
 
 
 class Storage:
-    """Where studies are kept.
+    """A database or file that holds studies.
 
     Args:
         url: ``postgresql://...``, ``sqlite:///file``, ``journal:file``, or a file ending in .log or .journal.
@@ -28,7 +27,7 @@ class Storage:
         optuna: The `optuna.storages.BaseStorage`.
 
     Raises:
-        UsageError: It is of another kind, cannot be reached, or lacks its Python package.
+        UsageError: It is of another kind, cannot be reached, or needs a Python package that is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,7 +42,7 @@ class Storage:
                 self._trials = JournalTrials
 
     def study(self, name: str, distributions: Mapping[str, Any]) -> SharedStudy:
-        """Open a study, which is created if it is not there.
+        """Open a study, which is created if it does not exist.
 
         Raises:
             UsageError: The storage does not answer.
@@ -56,7 +55,7 @@ class Storage:
         return SharedStudy(self, name, study_id, created, self._trials(self.optuna, study_id, distributions))
 
     def _found(self, name: str) -> tuple[int, bool]:
-        """Create a study, or find it: its id, and whether it was created."""
+        """Create a study, or find it: return its id, and whether it was created."""
         from optuna.exceptions import DuplicatedStudyError
         from optuna.study import StudyDirection
 
@@ -70,8 +69,8 @@ class SharedStudy:
     """One study; its methods may be called from several threads, and raise `StorageLost`.
 
     Attributes:
-        name: Of the study.
-        url: Of its storage, without a password.
+        name: Name of the study.
+        url: URL of its storage, without a password.
         created: Whether this process created it.
     """
 
@@ -83,40 +82,34 @@ class SharedStudy:
         self._id = study_id
         self._trials = trials
 
-    def optuna(self) -> Any:
-        """Return the `optuna.Study`, for Optuna's own tools."""
-        import optuna
-
-        return optuna.load_study(study_name=self.name, storage=self._storage)
-
     def set_attribute(self, key: str, value: Any) -> None:
         """Set an attribute of the study to a JSON value."""
         retried(lambda: self._storage.set_study_user_attr(self._id, key, value))
 
     def attributes(self) -> dict[str, Any]:
-        """Read the attributes of the study."""
+        """Return the attributes of the study."""
         return dict(retried(lambda: self._storage.get_study_user_attrs(self._id)))
 
     def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-        """Add a RUNNING trial; it may be there twice when an answer was lost on the way."""
+        """Add a RUNNING trial; it may be added twice where the storage's answer was lost."""
         retried(lambda: self._trials.create(parameters, attributes))
 
     def changes(self) -> list[Entry]:
-        """List by number what is new or ended since the last call."""
+        """Return the trials that are new or have ended since the last call, by number."""
         return retried(self._trials.changes)
 
     def finish(
-        self, trial_id: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
+        self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
-        """End a RUNNING trial: False when it had ended already, and not with these attributes."""
-        return retried(lambda: self._trials.finish(trial_id, value, parameters, attributes))
+        """End a RUNNING trial; False when it had ended before, and not with these attributes."""
+        return retried(lambda: self._trials.finish(number, value, parameters, attributes))
 
 
 def retried(call: Callable[[], T]) -> T:
-    """Call until it succeeds.
+    """Call until that succeeds, and return the outcome.
 
     Raises:
-        StorageLost: It failed too often.
+        StorageLost: It failed on every attempt.
     """
     expected = failures()
     for pause in (*RETRY_S, None):
@@ -133,7 +126,7 @@ def retried(call: Callable[[], T]) -> T:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Optuna from telling what it does."""
+    """Silence Optuna's log messages."""
     import optuna
 
     verbosity = optuna.logging.get_verbosity()
