@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import threading
@@ -160,13 +161,19 @@ def fault(call, *words, **named):
 @pytest.mark.parametrize(
     ("operands", "message"),
     [
-        ({"a": X.astype(np.float64)}, "a is float64: pass float32, such as a.astype('float32')"),
-        ({"b": Y.astype(np.float16)}, "b is float16: pass float32"),
+        ({"a": X.astype(np.float64)}, "a is float64, not float32: pass a.astype('float32')"),
+        ({"b": Y.astype(np.float16)}, "b is float16, not float32: pass b.astype"),
         ({"a": X[:, :8]}, "a has shape (40, 8): this kernel takes (40, 20) (40 x 24 x 20 nn)"),
         ({"b": Y[::-1]}, "b has negative strides"),
         ({"b": np.asfortranarray(Y)}, "b is stored by columns, not by rows"),
         ({"a": np.broadcast_to(X[0], X.shape)}, "a has rows of 20 elements only 0 apart"),
-        ({"a": X.tolist()}, "a is a list: pass an array on a GPU"),
+        ({"a": X.tolist()}, "a is a list: pass a numpy.ndarray, float32"),
+        (
+            {"a": np.ma.array(X, mask=X > 1)},
+            "a is a masked array, and a kernel sees no mask: pass a.filled(0)",
+        ),
+        ({"b": np.ma.array(Y)}, "b is a masked array"),
+        ({"out": np.ma.array(Z)}, "out is a masked array, and a kernel sees no mask: pass out.data"),
         ({"out": Z.astype(np.float64)}, "out is float64"),
         ({"out": np.broadcast_to(np.float32(0), Z.shape)}, "out has"),
         ({"alpha": "1"}, "alpha is a str: pass a real number"),
@@ -183,6 +190,75 @@ def test_bad_operands_are_one_clear_error_and_nothing_is_written(plain, operands
     words = {"a": X, "b": Y, "out": out, **operands}
     assert fault(plain, **words).startswith(message)
     np.testing.assert_array_equal(out, before)
+
+
+def unaligned(array):
+    """The same matrix at an address that is no multiple of 4."""
+    room = np.zeros(array.nbytes + 8, np.uint8)
+    view = room[1 : 1 + array.nbytes].view(np.float32).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+WRONG = {
+    "float64": lambda array: array.astype(np.float64),
+    "float16": lambda array: array.astype(np.float16),
+    "big-endian": lambda array: array.astype(">f4"),
+    "by columns": np.asfortranarray,
+    "by columns in float64": lambda array: np.asfortranarray(array, np.float64),
+    "every second": lambda array: np.repeat(array, 2, axis=1)[:, ::2],
+    "flipped": lambda array: np.ascontiguousarray(array[::-1])[::-1],
+    "mirrored": lambda array: np.ascontiguousarray(array[:, ::-1])[:, ::-1],
+    "odd address": unaligned,
+    "odd rows": lambda array: (
+        np.pad(array, ((0, 0), (0, 1)))
+        .view(np.uint8)
+        .reshape(len(array), -1)[:, : 4 * array.shape[1]]
+        .view(np.float32)
+    ),
+    "packed": lambda array: np.rec.fromarrays([array, array > 0], names="x,flag").x,
+}
+
+
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_the_message_advises_puts_the_product_where_it_was_wanted(reading, name, wrong):
+    operands = {"a": X.copy(), "b": Y.copy(), "out": Z.copy()}
+    operands[name] = wanted = WRONG[wrong](operands[name])
+    scalars = {"alpha": 0.5, "beta": 2.0}
+    product = 0.5 * np.float32(operands["a"]) @ np.float32(operands["b"]) + 2 * np.float32(operands["out"])
+    words = dict(operands)
+    after = []
+    for _ in range(3):  # an array may be wrong in two ways
+        try:
+            reading(**words, **scalars)
+            break
+        except UsageError as error:
+            _, _, advice = str(error).rpartition("pass ")
+        if name == "out":
+            made, assign = re.fullmatch(r"c = (.*) as out, then (.*)", advice).groups()
+            before = words["out"]
+            words["out"] = c = eval(made, {"out": before})
+            after.insert(0, (assign, {"out": before, "c": c}))
+        else:
+            words[name] = eval(advice, {name: words[name]})
+    else:
+        raise AssertionError("what is advised does not help")
+    for assign, names in after:
+        exec(assign, names)
+    np.testing.assert_allclose(
+        np.float64(operands["out"] if name != "out" else wanted), product, rtol=2e-3, atol=2e-2
+    )
+
+
+def test_a_product_stored_by_columns_is_the_transpose_of_another(plain, at_root):
+    out = np.zeros((40, 24), np.float32, order="F")
+    message = fault(plain, X, Y, out=out)
+    assert message.startswith(
+        "out is stored by columns, not by rows: call autotune.matmul(b.T, a.T, out=out.T)"
+    )
+    matmul(Y.T, X.T, out=out.T, device="simulator")
+    close(out, X @ Y)
 
 
 def test_overlap_is_refused(plain):
@@ -308,7 +384,7 @@ def test_at_last_an_error(tmp_path, failing):
 def test_a_variant_that_does_not_compile_says_what_to_pass(root, failing, tmp_path):
     one = best_kernel(41, 24, 20, device="simulator", root=tmp_path)
     failing.append("float")
-    with pytest.raises(ToolchainError, match=r"does not compile .*: pass contiguous copies"):
+    with pytest.raises(ToolchainError, match=r"does not compile .*: pass arrays without gaps"):
         one(placed(np.zeros((41, 20), np.float32), 1, 3), Y)
 
 
@@ -507,7 +583,7 @@ def test_the_short_way_launches_on_the_current_stream(recorder, monkeypatch):
 @pytest.mark.parametrize(
     ("operands", "message"),
     [
-        ({"a": Fake((40, 20), (1 << 30) + 64, 1)}, "a is on GPU 1: this kernel runs on GPU 0; move it there"),
+        ({"a": Fake((40, 20), (1 << 30) + 64, 1)}, "a is on GPU 1: this kernel runs on GPU 0; pass an array"),
         ({"out": Fake((40, 24), (1 << 30) + 64, 1)}, "out is on GPU 1"),
         ({"a": Fake((20, 40), 1 << 20)}, "a has shape (20, 40)"),
         ({"b": Fake((20, 24), 2 << 20, dtype=np.float64, strides=(192, 8))}, "b is float64"),

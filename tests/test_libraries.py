@@ -69,7 +69,7 @@ def test_what_is_read_only_is_not_writable():
 @pytest.mark.parametrize("kind", ["float64", "float16", "int32", "complex64", ">f4"])
 def test_only_float32_is_taken(kind):
     assert fault(view, Exposed(F32.astype(kind))) == (
-        f"a is {np.dtype(kind)}: pass float32, such as a.astype('float32')"
+        f"a is {np.dtype(kind)}, not float32: pass cupy.asarray(a).astype('float32')"
     )
 
 
@@ -105,6 +105,17 @@ def test_host_arrays_are_for_the_simulator_and_only_they():
     taken = take(F32, F32, None, None, host=True)
     assert taken.a.ordinal is None
     assert taken.stream == 0
+
+
+def test_out_is_written_back_where_only_a_copy_can_be_taken():
+    assert fault(take, Exposed(F32), Exposed(F32), F32, 0) == (
+        "out is a numpy.ndarray, in host memory: pass c = cupy.asarray(out) as out, then out[...] = c.get(), "
+        "or ask for device='simulator'"
+    )
+    assert fault(take, Exposed(F32), Exposed(F32), Exposed(F32.astype("d")), 0) == (
+        "out is float64, not float32: pass c = cupy.asarray(out).astype('float32') as out, "
+        "then cupy.asarray(out)[...] = c"
+    )
 
 
 @pytest.mark.parametrize("value", [None, 3.0, [[1.0]], "a", memoryview(b"abcd")])

@@ -232,8 +232,8 @@ class Kernel:
         for name, operand in (("a", taken.a), ("b", taken.b), ("out", taken.out)):
             if operand is not None and operand.ordinal != self._ordinal:
                 raise UsageError(
-                    f"{name} is on GPU {operand.ordinal}: this kernel runs on GPU {self._ordinal}; "
-                    f"move it there, or use best_kernel(..., device={operand.ordinal})"
+                    f"{name} is on GPU {operand.ordinal}: this kernel runs on GPU {self._ordinal}; pass an "
+                    f"array on that GPU, or use best_kernel(..., device={operand.ordinal})"
                 )
 
     def _variant(self, problem: Problem) -> Enqueue:
@@ -261,11 +261,12 @@ class Kernel:
             source = rendered(self._space, config, problem, device, root=self._root)
         except (ConfigError, SpaceError) as error:
             raise UsageError(
-                f"no variant of this kernel takes {problem}: pass contiguous copies ({error})"
+                f"no variant of this kernel takes {problem}: pass arrays without gaps between rows, "
+                f"at multiples of 16 bytes ({error})"
             ) from None
         if source.text == self.source:
             return self._enqueue
-        return self._compiled(source, f"the variant for {problem}", ": pass contiguous copies")
+        return self._compiled(source, f"the variant for {problem}", ": pass arrays without gaps between rows")
 
     def _compiled(self, source: Source, what: str, remedy: str = "") -> Enqueue:
         binary = cubins.load_or_compile(

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
-from autotune.kernel.operands import Operand, kind_of, stream_pointer
+from autotune.kernel.operands import Idiom, Operand, kind_of, stream_pointer
 from autotune.values.problem import FLOAT_BYTES
 
 _ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
@@ -28,9 +28,11 @@ class Library:
         name: For messages.
         stream_per_array: Whether two arrays on one GPU may be ordered by different streams.
         holds: Whether `hold` does anything.
+        idiom: For messages.
     """
 
     name = ""
+    idiom = Idiom()
     stream_per_array = False
     holds = False
 
@@ -65,8 +67,8 @@ class NumPyLibrary(Library):
 
     def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
         """See `Library`."""
-        _require_float32(name, array.dtype)
-        strides = _elements(name, array.strides)
+        _require_float32(name, array.dtype, self.idiom)
+        strides = _elements(name, array.strides, self.idiom)
         return Operand(array.ctypes.data, array.shape, strides, None, array.flags.writeable), array
 
     def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
@@ -94,9 +96,9 @@ class CuPyLibrary(Library):
 
     def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
         """See `Library`."""
-        _require_float32(name, array.dtype)
-        memory = array.data
-        return Operand(memory.ptr, array.shape, _elements(name, array.strides), memory.device_id), array
+        _require_float32(name, array.dtype, self.idiom)
+        memory, strides = array.data, _elements(name, array.strides, self.idiom)
+        return Operand(memory.ptr, array.shape, strides, memory.device_id), array
 
     def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
@@ -113,6 +115,7 @@ class TorchLibrary(Library):
     """``torch.Tensor``."""
 
     name = "PyTorch"
+    idiom = Idiom("{}.contiguous()", "{}.clone()", "{}.float()", "{}.copy_(c)")
 
     def __init__(self) -> None:
         import torch
@@ -134,19 +137,23 @@ class TorchLibrary(Library):
     def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
         """See `Library`."""
         if array.dtype is not self._float32:
-            raise UsageError(f"{name} is {str(array.dtype)[6:]}: pass float32, such as {name}.float()")
+            raise _not_float32(name, str(array.dtype)[6:], self.idiom)
         if array.layout is not self._strided:
-            raise UsageError(f"{name} is sparse ({array.layout}): pass {name}.to_dense()")
+            remedy = "a dense tensor" if name == "out" else f"{name}.to_dense()"
+            raise UsageError(f"{name} is sparse ({array.layout}): pass {remedy}")
         ordinal = array.get_device()
         if ordinal < 0:
-            raise UsageError(f"{name} is a tensor on {array.device}: pass {name}.cuda()")
+            remedy = self.idiom.instead(name, "{}.cuda()")
+            raise UsageError(f"{name} is a tensor on {array.device}: {remedy}")
         if array.requires_grad and self._torch.is_grad_enabled():
             raise UsageError(
                 f"{name} requires grad, which this kernel does not compute: pass {name}.detach()"
             )
         if array.is_neg():
-            raise UsageError(f"{name} is a lazily negated view: pass {name}.resolve_neg()")
-        return Operand(array.data_ptr(), tuple(array.shape), array.stride(), ordinal), array
+            remedy = self.idiom.instead(name, "{}.resolve_neg()")
+            raise UsageError(f"{name} is a lazily negated view: {remedy}")
+        shape, strides = tuple(array.shape), array.stride()
+        return Operand(array.data_ptr(), shape, strides, ordinal, True, self.idiom), array
 
     def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
@@ -162,6 +169,10 @@ class InterfaceLibrary(Library):
     """Any array with ``__cuda_array_interface__``."""
 
     name = "CUDA array interface"
+    idiom = Idiom(
+        *("cupy.asarray({}).copy()", "cupy.asarray({}).copy()"),
+        *("cupy.asarray({}).astype('float32')", "cupy.asarray({})[...] = c"),
+    )
     stream_per_array = True
 
     def stream(self, array: Any) -> int | None:
@@ -178,12 +189,12 @@ class InterfaceLibrary(Library):
         if kind[1:] != "f4" or kind[0] == ">":
             import numpy
 
-            _require_float32(name, numpy.dtype(kind))
+            _require_float32(name, numpy.dtype(kind), self.idiom)
         shape, strides = tuple(facts["shape"]), facts.get("strides")
         address, read_only = facts["data"]
-        strides = _row_major(shape) if strides is None else _elements(name, strides)
+        strides = _row_major(shape) if strides is None else _elements(name, strides, self.idiom)
         address = int(address or 0)
-        return Operand(address, shape, strides, ordinal_of(name, address), not read_only), array
+        return Operand(address, shape, strides, ordinal_of(name, address), not read_only, self.idiom), array
 
 
 class NumbaLibrary(InterfaceLibrary):
@@ -205,6 +216,10 @@ class DLPackLibrary(Library):
     """Any array with ``__dlpack__``, taken in by CuPy: its producer makes our stream wait for it."""
 
     name = "DLPack"
+    idiom = Idiom(
+        *("cupy.from_dlpack({}).copy()", "cupy.from_dlpack({}).copy()"),
+        *("cupy.from_dlpack({}).astype('float32')", "cupy.from_dlpack({})[...] = c"),
+    )
     stream_per_array = True  # it has none, and needs one of the others
     holds = True
 
@@ -229,8 +244,9 @@ class DLPackLibrary(Library):
                 taken = cupy.from_dlpack(array)
             except Exception as error:
                 raise UsageError(f"{name} cannot be read through DLPack: {_line(error)}") from None
+        _require_float32(name, taken.dtype, self.idiom)
         operand, _ = _cupy().view(name, taken, stream)
-        return operand._replace(writable=self._writable(array)), (array, taken)
+        return operand._replace(idiom=self.idiom), (array, taken)
 
     def hold(self, kept: Sequence[Any], ordinal: int, stream: int) -> None:
         """See `Library`: a producer reuses memory that nobody refers to, and knows nothing of our stream."""
@@ -244,17 +260,19 @@ class DLPackLibrary(Library):
             while self._held and self._held[0][0].done:
                 self._held.popleft()
 
-    def _writable(self, array: Any) -> bool:
-        return True
-
 
 class JaxLibrary(DLPackLibrary):
     """``jax.Array``, whose results are made by CuPy and handed over by DLPack."""
 
     name = "JAX"
 
-    def _writable(self, array: Any) -> bool:
-        return False  # an array of JAX never changes
+    def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
+        """See `Library`."""
+        if name == "out":
+            raise UsageError(
+                "out is an array of JAX, which never changes: leave it out, the product is returned"
+            )
+        return super().view(name, array, stream)
 
     def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
@@ -336,15 +354,14 @@ def library_of(name: str, array: Any, host: bool = False) -> Library:
     """
     library = _known.get(type(array))
     if library is None:
-        library = _recognised(name, array)
+        library = _recognised(name, array, host)
         _known[type(array)] = library
     if isinstance(library, NumPyLibrary) is host:
         return library
     if host:
         raise UsageError(f"{name} is {kind_of(array)}: a kernel in the simulator takes numpy.ndarray")
-    raise UsageError(
-        f"{name} is a numpy.ndarray, in host memory: pass cupy.asarray({name}), or ask for device='simulator'"
-    )
+    on_gpu = Idiom(assign="{}[...] = c.get()").instead(name, "cupy.asarray({})")
+    raise UsageError(f"{name} is {kind_of(array)}, in host memory: {on_gpu}, or ask for device='simulator'")
 
 
 def ordinal_of(name: str, address: int) -> int:
@@ -368,7 +385,7 @@ _known: dict[type, Library] = {}
 _made: dict[type[Library], Library] = {}
 
 
-def _recognised(name: str, array: Any) -> Library:
+def _recognised(name: str, array: Any, host: bool) -> Library:
     kind = type(array)
     package = kind.__module__.partition(".")[0]
     modules = sys.modules  # whoever passes an array has imported its library
@@ -378,7 +395,10 @@ def _recognised(name: str, array: Any) -> Library:
         if kind is modules["torch"].Tensor or kind is modules["torch"].nn.Parameter:
             return _the(TorchLibrary)
         raise UsageError(f"{name} is {kind_of(array)}: pass a plain torch.Tensor")
-    if package == "numpy" and isinstance(array, modules["numpy"].ndarray):
+    if "numpy" in modules and isinstance(array, modules["numpy"].ndarray):
+        if "numpy.ma" in modules and isinstance(array, modules["numpy.ma"].MaskedArray):
+            remedy = "out.data" if name == "out" else f"{name}.filled(0)"
+            raise UsageError(f"{name} is a masked array, and a kernel sees no mask: pass {remedy}")
         return _the(NumPyLibrary)
     if package in ("jax", "jaxlib") and hasattr(array, "__dlpack__"):
         return _the(JaxLibrary)
@@ -388,9 +408,8 @@ def _recognised(name: str, array: Any) -> Library:
         return _the(InterfaceLibrary)
     if hasattr(array, "__dlpack__"):
         return _the(DLPackLibrary)
-    raise UsageError(
-        f"{name} is {kind_of(array)}: pass an array on a GPU (CuPy, PyTorch, Numba or JAX), float32"
-    )
+    wanted = "a numpy.ndarray" if host else "an array on a GPU (CuPy, PyTorch, Numba or JAX)"
+    raise UsageError(f"{name} is {kind_of(array)}: pass {wanted}, float32")
 
 
 def _the(kind: type[Library]) -> Library:
@@ -451,15 +470,20 @@ def _interface(name: str, array: Any) -> dict[str, Any]:
     return facts
 
 
-def _require_float32(name: str, dtype: Any) -> None:
+def _require_float32(name: str, dtype: Any, idiom: Idiom) -> None:
     if dtype.char != "f" or not dtype.isnative:
-        raise UsageError(f"{name} is {dtype}: pass float32, such as {name}.astype('float32')")
+        raise _not_float32(name, str(dtype), idiom)
 
 
-def _elements(name: str, strides: tuple[int, ...]) -> tuple[int, ...]:
+def _not_float32(name: str, dtype: str, idiom: Idiom) -> UsageError:
+    return UsageError(f"{name} is {dtype}, not float32: {idiom.instead(name, idiom.float32)}")
+
+
+def _elements(name: str, strides: tuple[int, ...], idiom: Idiom) -> tuple[int, ...]:
     """Return strides in floats from strides in bytes."""
     if any(stride % FLOAT_BYTES for stride in strides):
-        raise UsageError(f"{name} has strides of {strides} bytes, no multiples of 4: pass {name}.copy()")
+        remedy = idiom.instead(name, idiom.copy)
+        raise UsageError(f"{name} has strides of {strides} bytes, no multiples of 4: {remedy}")
     return tuple(stride // FLOAT_BYTES for stride in strides)
 
 

@@ -10,6 +10,31 @@ from autotune.errors import UsageError
 from autotune.values.problem import FLOAT_BYTES, MAX_EXTENT, Problem, Strided
 
 
+class Idiom(NamedTuple):
+    """How the user of an array library writes what a message advises; ``{}`` is the name of the array.
+
+    Attributes:
+        copy: A copy that is stored by rows.
+        moved: A copy at an address of its own.
+        float32: A copy in float32.
+        assign: Writes an array ``c`` into the array.
+    """
+
+    copy: str = "{}.copy()"
+    moved: str = "{}.copy()"
+    float32: str = "{}.astype('float32')"
+    assign: str = "{}[...] = c"
+
+    def instead(self, name: str, made: str) -> str:
+        """Return what to pass instead of an array: one made of it.
+
+        A product that goes into a copy of ``out`` must be written back, or ``out`` stays as it was.
+        """
+        if name == "out":
+            return f"pass c = {made.format(name)} as out, then {self.assign.format(name)}"
+        return f"pass {made.format(name)}"
+
+
 class Operand(NamedTuple):
     """An array of float32 where it lies.
 
@@ -19,6 +44,7 @@ class Operand(NamedTuple):
         strides: Elements from one element to the next along each extent.
         ordinal: CUDA ordinal of its GPU; None in host memory.
         writable: Whether it may be written to.
+        idiom: For messages.
     """
 
     address: int
@@ -26,6 +52,7 @@ class Operand(NamedTuple):
     strides: tuple[int, ...]
     ordinal: int | None
     writable: bool = True
+    idiom: Idiom = Idiom()
 
     @property
     def turned(self) -> Operand:
@@ -82,32 +109,34 @@ def leading(name: str, operand: Operand, shape: tuple[int, int], problem: Proble
         UsageError: The operand has another shape, an address that is no multiple of 4, or rows that are not
             contiguous, overlap or run backwards.
     """
+    idiom = operand.idiom
     if operand.shape != shape:
         raise UsageError(f"{name} has shape {operand.shape}: this kernel takes {shape} ({problem})")
     if operand.address == 0:
         raise UsageError(f"{name} has no memory (a null pointer): it may have been freed")
     if operand.address % FLOAT_BYTES:
-        raise UsageError(f"{name} starts at an address that is no multiple of 4 bytes: pass {name}.copy()")
+        remedy = idiom.instead(name, idiom.moved)
+        raise UsageError(f"{name} starts at an address that is no multiple of 4 bytes: {remedy}")
     rows, columns = shape
     along_rows, along_columns = operand.strides
+    remedy = idiom.instead(name, idiom.copy)
     if (rows > 1 and along_rows < 0) or (columns > 1 and along_columns < 0):
-        raise UsageError(f"{name} has negative strides (a flipped view): pass {name}.copy()")
+        raise UsageError(f"{name} has negative strides (a flipped view): {remedy}")
     if columns > 1 and along_columns != 1:
         if along_rows == 1 and along_columns >= rows:
-            raise UsageError(
-                f"{name} is stored by columns, not by rows: pass {name}.T to a kernel of the other layout "
-                f"(autotune.matmul does so by itself), or {name}.copy()"
-            )
+            turned = "pass {0}.T to a kernel of the other layout (autotune.matmul does so by itself)"
+            if name == "out":
+                turned = "call autotune.matmul(b.T, a.T, out=out.T)"
+            raise UsageError(f"{name} is stored by columns, not by rows: {turned.format(name)}, or {remedy}")
         raise UsageError(
-            f"{name} has elements {along_columns} apart within a row, which must be contiguous: "
-            f"pass {name}.copy()"
+            f"{name} has elements {along_columns} apart within a row, which must be contiguous: {remedy}"
         )
     if rows == 1:
         return columns
     if along_rows < columns:
         raise UsageError(
             f"{name} has rows of {columns} elements only {along_rows} apart (a broadcast or overlapping "
-            f"view): pass {name}.copy()"
+            f"view): {'pass an array whose rows lie apart' if name == 'out' else remedy}"
         )
     if along_rows > MAX_EXTENT:
         raise UsageError(f"{name} has rows {along_rows} elements apart: at most {MAX_EXTENT} (2^31 - 1) work")
