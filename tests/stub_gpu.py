@@ -12,7 +12,7 @@ from pathlib import Path
 from autotune.errors import DeviceError, Rejected
 from autotune.measure.service import attend, received
 from autotune.values.device import named_device
-from autotune.values.measurement import GpuFacts, MeasuredTrial, Timing, Verdict
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Timing, Verdict
 
 FACTS = GpuFacts(named_device("h200"), "580.95.05", 1 << 30, 2, "0000:04:00.0")
 
@@ -43,42 +43,36 @@ def act(entry):
 def serve(connection, ordinal, problem, seed, cold):
     connection.send(("ready", FACTS))
     messages = received(connection)
-    while attend(connection, messages, Stub(connection)) is not None:
+    while attend(connection, messages, Stub()) is not None:
         connection.send(("ready", FACTS))
 
 
 def serve_other(connection, ordinal, problem, seed, cold):
     """Like `serve`, on another kind of GPU."""
     connection.send(("ready", replace(FACTS, device=named_device("a10"))))
-    attend(connection, received(connection), Stub(connection))
+    attend(connection, received(connection), Stub())
 
 
 class Stub:
-    def __init__(self, connection):
-        self._connection = connection
-
     def trial(self, cubin, entry, launch, best_ms):
         return act(entry)
 
-    def finals(self, entries, baseline, announce):
+    def answer(self, kind, about, announce):
+        assert kind == "finals"
+        candidates, baseline = about
         announce(None)
-        return finals([entry for _, entry, _ in entries], baseline, self._connection)
-
-
-def finals(entries, baseline, connection):
-    outcomes = []
-    for index, entry in enumerate(entries):
-        connection.send(("step", index))
-        outcome, usable = act(entry)
-        if not usable:
-            return "fault", outcome
-        outcomes.append(outcome)
-    if not baseline:
-        return "finals", outcomes, None, None, None
-    connection.send(("step", len(entries)))
-    if "breaks cublas" in os.environ.get("STUB_GPU", ""):
-        os._exit(3)
-    return "finals", outcomes, measured(0.5).timing, "sgemm_kernel", "13.1.0"
+        outcomes = {}
+        for number, (_, entry, _) in candidates.items():
+            announce(number)
+            outcomes[number], usable = act(entry)
+            if not usable:
+                return "fault", outcomes[number]
+        if not baseline:
+            return "answer", Finals(outcomes, None, None)
+        announce("cublas")
+        if "breaks cublas" in os.environ.get("STUB_GPU", ""):
+            os._exit(3)
+        return "answer", Finals(outcomes, measured(0.5).timing, "sgemm_kernel", "13.1.0")
 
 
 def serve_hashed(connection, ordinal, problem, seed, cold):
@@ -111,14 +105,15 @@ class Hashed:
         word = next((word for word in HARM if word.encode() in cubin), "")
         return act(HARM[word]) if word else (outcome, True)
 
-    def finals(self, entries, baseline, announce):
+    def answer(self, kind, about, announce):
+        candidates, _ = about
         announce(None)
-        outcomes = []
-        for index, entry in enumerate(entries):
-            announce(index)
+        outcomes = {}
+        for number, candidate in candidates.items():
+            announce(number)
             time.sleep(float(os.environ.get("STUB_FINALS", self._seconds)))
-            outcomes.append(hashed(*entry)[1])
-        return "finals", outcomes, None, None, None
+            outcomes[number] = hashed(*candidate)[1]
+        return "answer", Finals(outcomes, None, None)
 
 
 HARM = {  # a name in a cubin: what it does

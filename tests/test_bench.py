@@ -19,8 +19,9 @@ from autotune.cli import bench as command
 from autotune.code.render import render
 from autotune.errors import DeviceError, Rejected, UsageError
 from autotune.kernel.choices import Choice
-from autotune.measure.bench_service import fastest, timed_beta
-from autotune.measure.bench_worker import LIBRARIES, Baseline, BenchFacts, BenchWorker, Contest, Contested
+from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Compared, Comparison
+from autotune.measure.timing import fastest, timed_beta
+from autotune.measure.worker import GpuWorker
 from autotune.report.bench import Failure, Report, Row, bench, geometric_mean
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -30,21 +31,21 @@ from autotune.values.suite import Shape
 
 H200 = named_device("h200")
 SMALL = Problem(64, 64, 64)
-CONTEST = Contest(SMALL, 1.0, 0.0, b"ELF", "sgemm", Launch((1, 1, 1), (32, 1, 1), 0), 1, False, 20.0)
+COMPARISON = Comparison(SMALL, 1.0, 0.0, b"ELF", "sgemm", Launch((1, 1, 1), (32, 1, 1), 0), 1, False, 20.0)
 STUB = "stub_bench:serve"
 
 
 # -- the guarded child ---------------------------------------------------------------------------------------
 
 
-def contest(act=1, **changes):
-    return replace(CONTEST, alpha=float(act), **changes)
+def comparison(act=1, **changes):
+    return replace(COMPARISON, alpha=float(act), **changes)
 
 
-def test_a_contest_comes_back_with_all_timings():
-    with BenchWorker(0, service=STUB) as gpu:
-        assert gpu.ready().copy_gbs == 4150.4
-        outcome = gpu.run(contest())
+def test_a_comparison_comes_back_with_all_timings():
+    with GpuWorker(0, None, service=STUB) as gpu:
+        assert gpu.bench_facts().copy_gbs == 4150.4
+        outcome = gpu.compare(comparison())
     assert outcome.kernel == measured(1.0)
     assert outcome.libraries == {
         "cublas": Baseline(timing(2.0), "cublas_kernel"),
@@ -60,26 +61,26 @@ def test_a_contest_comes_back_with_all_timings():
         (stub_bench.WRONG, "correctness", "C[0, 0] is nan"),
     ],
 )
-def test_a_kernel_at_fault_fails_its_own_contest_only(act, kind, why):
-    with BenchWorker(0, service=STUB) as gpu:
-        assert gpu.run(contest(act)).kernel == Rejected(kind, why)
-        assert gpu.run(contest()).kernel == measured(1.0)
+def test_a_kernel_at_fault_fails_its_own_comparison_only(act, kind, why):
+    with GpuWorker(0, None, service=STUB) as gpu:
+        assert gpu.compare(comparison(act)).kernel == Rejected(kind, why)
+        assert gpu.compare(comparison()).kernel == measured(1.0)
 
 
 def test_a_kernel_that_hangs_is_killed():
     start = time.monotonic()
-    with BenchWorker(0, service=STUB) as gpu:
-        outcome = gpu.run(contest(stub_bench.HANG, timeout_s=0.5))
-        assert gpu.run(contest()).kernel == measured(1.0)
-    assert outcome == Contested(Rejected("timeout", "no sign of life for 0.5 s"), {})
+    with GpuWorker(0, None, service=STUB) as gpu:
+        outcome = gpu.compare(comparison(stub_bench.HANG, timeout_s=0.5))
+        assert gpu.compare(comparison()).kernel == measured(1.0)
+    assert outcome == Compared(Rejected("timeout", "no sign of life for 0.5 s"), {})
     assert time.monotonic() - start < 20
 
 
 def test_a_library_that_crashes_or_hangs_is_left_out_and_the_others_timed(tmp_path, monkeypatch):
     monkeypatch.setenv("STUB_BENCH", str(tmp_path / "pids"))
-    with BenchWorker(0, service="stub_bench:serve_counting") as gpu:
-        crashed = gpu.run(contest(stub_bench.CUBLAS_CRASHES))
-        hung = gpu.run(contest(stub_bench.LT_HANGS, timeout_s=0.5))
+    with GpuWorker(0, None, service="stub_bench:serve_counting") as gpu:
+        crashed = gpu.compare(comparison(stub_bench.CUBLAS_CRASHES))
+        hung = gpu.compare(comparison(stub_bench.LT_HANGS, timeout_s=0.5))
     assert crashed.kernel == hung.kernel == measured(1.0)
     assert crashed.libraries["cublas"] == Rejected("crash", "the GPU worker died: exit code 3")
     assert isinstance(crashed.libraries["cublaslt"], Baseline)
@@ -90,33 +91,33 @@ def test_a_library_that_crashes_or_hangs_is_left_out_and_the_others_timed(tmp_pa
 
 def test_operands_that_do_not_fit_leave_the_child_alive(tmp_path, monkeypatch):
     monkeypatch.setenv("STUB_BENCH", str(tmp_path / "pids"))
-    with BenchWorker(0, service="stub_bench:serve_counting") as gpu:
+    with GpuWorker(0, None, service="stub_bench:serve_counting") as gpu:
         with pytest.raises(DeviceError, match="8 bytes are needed"):
-            gpu.run(contest(stub_bench.MEMORY))
-        assert gpu.run(contest()).kernel == measured(1.0)
+            gpu.compare(comparison(stub_bench.MEMORY))
+        assert gpu.compare(comparison()).kernel == measured(1.0)
     assert len((tmp_path / "pids").read_text().split()) == 1
 
 
 def test_a_child_that_dies_in_its_own_work_is_nobodys_fault():
-    with BenchWorker(0, service=STUB) as gpu:
+    with GpuWorker(0, None, service=STUB) as gpu:
         with pytest.raises(DeviceError, match="failed before a kernel ran: the GPU worker died: exit code 5"):
-            gpu.run(contest(stub_bench.SETUP_DIES))
-        assert gpu.run(contest()).kernel == measured(1.0)
+            gpu.compare(comparison(stub_bench.SETUP_DIES))
+        assert gpu.compare(comparison()).kernel == measured(1.0)
 
 
 def test_an_error_of_the_start_is_raised_as_it_was():
-    with BenchWorker(0, service="stub_bench:no_gpu") as gpu:
+    with GpuWorker(0, None, service="stub_bench:no_gpu") as gpu:
         for _ in range(2):
             with pytest.raises(DeviceError, match=r"^there is no NVIDIA driver$"):
-                gpu.ready()
+                gpu.bench_facts()
 
 
 def test_a_child_that_never_starts_is_given_up():
     with (
-        BenchWorker(0, service="stub_bench:never_starts") as gpu,
-        pytest.raises(DeviceError, match=r"failed 3 times before it was ready.*libsomething"),
+        GpuWorker(0, None, service="stub_bench:never_starts") as gpu,
+        pytest.raises(DeviceError, match=r"failed 3 times before it could measure.*libsomething"),
     ):
-        gpu.ready()
+        gpu.bench_facts()
 
 
 # -- choosing an algorithm -----------------------------------------------------------------------------------
@@ -400,19 +401,19 @@ def test_a_record_whose_code_changed_is_not_timed(tmp_path):
 
 
 def test_the_machine_code_is_kept_and_found_again(root):
-    contests = []
+    compared = []
 
-    def run(self, contest):
-        contests.append(contest.cubin)
+    def compare(self, comparison):
+        compared.append(comparison.cubin)
         raise DeviceError("seen")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BenchWorker, "run", run)
+        patch.setattr(GpuWorker, "compare", compare)
         bench([shape("first")], root=root, service=STUB)
         patch.setattr("autotune.report.bench.CompilePool.submit", None)
         bench([shape("second")], root=root, service=STUB)
-    assert contests[0] == contests[1]
-    assert contests[0].startswith(b"\x7fELF")
+    assert compared[0] == compared[1]
+    assert compared[0].startswith(b"\x7fELF")
 
 
 # -- the command ---------------------------------------------------------------------------------------------

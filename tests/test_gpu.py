@@ -251,7 +251,7 @@ def test_finals_without_a_survivor():
 def test_finals_whose_setup_fails_blame_no_finalist():
     with (
         worker("stub_gpu:setup_dies") as gpu,
-        pytest.raises(DeviceError, match=r"before a finalist ran: .*exit code 7"),
+        pytest.raises(DeviceError, match=r"before a kernel ran: .*exit code 7"),
     ):
         gpu.finals(entries("1.0"), 20)
 

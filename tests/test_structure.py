@@ -35,7 +35,10 @@ ROWS = """
 ORDER = {name: row for row, names in enumerate(ROWS.strip().splitlines()) for name in names.split()}
 IN_THE_WORKER = {  # may import CuPy
     f"measure.{name}"
-    for name in ("cuda", "cublas", "cublaslt", "service", "checker", "inputs", "rotation", "verify_kernels")
+    for name in (
+        *("cuda", "site", "cublas", "cublaslt"),
+        *("stand", "checker", "inputs", "rotation", "verify_kernels"),
+    )
 }
 
 

@@ -14,7 +14,7 @@ from autotune.errors import Rejected, TuningError, UsageError
 from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
-    from autotune.measure.bench_worker import Library
+    from autotune.measure.comparison import Library
     from autotune.report.bench import Report, Row
 
 NAMES: dict[Library, str] = {

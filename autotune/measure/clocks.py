@@ -69,7 +69,6 @@ class ClockMonitor:
         self._handle = handle
         self._before = self._processes()
         self._readings: list[tuple[int, int]] = []
-        self._watts: list[int] = []
         self._thermal_ns = 0
         self._seen_us = 0
 
@@ -96,7 +95,7 @@ class ClockMonitor:
 
     def start(self) -> None:
         """Forget earlier readings and take the first."""
-        self._readings, self._watts = [self._read()], []
+        self._readings = [self._read()]
         self._thermal_ns = self._asked(self._thermal) or 0
         self._busy_others()
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from cupy.cuda import Event, Memory, Module, Stream, get_elapsed_time, runtime
-from cupy_backends.cuda.api import driver
+from cupy.cuda import Event, Memory, Module, Stream, driver, get_elapsed_time, runtime
 from numpy.typing import NDArray
 
 from autotune.values.measurement import Launch, Method
@@ -52,7 +51,6 @@ class Gpu:
 
     def __init__(self, ordinal: int) -> None:
         runtime.setDevice(ordinal)
-        self.ordinal = ordinal
         self.stream: Any = Stream(non_blocking=True)
         self.sm_count: int = runtime.getDeviceProperties(ordinal)["multiProcessorCount"]
 
@@ -61,18 +59,6 @@ class Gpu:
         """Free device memory, bytes."""
         free: int = runtime.memGetInfo()[0]
         return free
-
-    @property
-    def pci_bus_id(self) -> str:
-        """Such as "0000:04:00.0"."""
-        address: str = runtime.deviceGetPCIBusId(self.ordinal)
-        return address
-
-    @property
-    def driver_cuda(self) -> str:
-        """Newest CUDA version that the driver serves, such as "CUDA 13.0"."""
-        version = runtime.driverGetVersion()
-        return f"CUDA {version // 1000}.{version % 1000 // 10}"
 
     def allocate(self, size: int) -> Any:
         """Allocate bytes, aligned to 256; the memory has ``ptr`` and is freed with the object."""

@@ -1,7 +1,6 @@
-"""Turns compiled candidates into verified measurements, by a worker process that may be lost to one of them.
+"""A GPU used by a child process that is killed and replaced when a kernel hangs it or breaks its context.
 
-A kernel can hang or break the CUDA context of its process; then the process is replaced, the kernel at fault
-is rejected, and the others are measured by the next process.
+Only the kernel at fault is lost: it is rejected, and the others are measured by the next process.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from autotune.code.compiler import Binary
 from autotune.code.process import Child, ChildDied
 from autotune.errors import AutotuneError, DeviceError, Rejected, RejectionKind
+from autotune.measure.comparison import KERNEL, Baseline, BenchFacts, Compared, Comparison, Library
 from autotune.values.device import Device
 from autotune.values.measurement import Finals, GpuFacts, Launch, Trial
 from autotune.values.problem import Problem
@@ -28,44 +28,53 @@ IN_PIPE = 2  # the next candidate is there when the GPU becomes free
 MAX_LOST_STARTS = 3
 LAST_WORDS_SECONDS = 1.0  # to find that a killed child said no more
 RETRY_SECONDS = 1.0  # before a start that follows a failed one, longer each time
-# cuBLAS as a baseline computes in FP32 proper, whatever the user's environment asks for.
+# Libraries compute in FP32 proper, whatever the user's environment asks for ...
 ENVIRONMENT = {"NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_EMULATE_SINGLE_PRECISION": "0"}
+TF32_ENVIRONMENT = {**ENVIRONMENT, "NVIDIA_TF32_OVERRIDE": None}  # ... or each handle says what in
 
 
-class Note(Protocol):
-    """Is told before a candidate is launched, by the process that does it, and of its outcome once."""
+class LogEntry(Protocol):
+    """A candidate's place in the log, written by the process that launches it."""
 
     def started(self) -> None:
-        """Take note that the candidate is launched next."""
+        """Write that the candidate is launched next."""
         ...
 
     def ended(self, outcome: Trial) -> None:
-        """Take note of what became of it."""
+        """Write its outcome."""
         ...
 
 
 @dataclass(frozen=True)
 class _Job:
-    number: int
     key: Hashable
     cubin: bytes
     entry: str
     launch: Launch
     best_ms: float | None
     timeout_s: float
-    note: Note | None = None
+    log_entry: LogEntry | None
+
+
+@dataclass(frozen=True)
+class _Blame:
+    """Whose fault the end of a child was, as it named them; None where it was nobody's."""
+
+    who: Any
+    rejected: Rejected
 
 
 class GpuWorker:
-    """One GPU working on one problem in a child process. Use as a context manager.
+    """One GPU that checks and times candidates, finalists and libraries in a child. Use as a context manager.
 
     The child starts at once; nothing waits for it before `identity`, `ready` or `collect`.
 
     Args:
         ordinal: CUDA ordinal of the GPU.
-        problem: What every candidate computes.
+        problem: What every candidate computes; None where nothing but comparisons is asked for.
         seed: Of inputs and samples; drawn anew when None.
-        cold: Time with operands that are not in the L2 cache.
+        cold: Time candidates with operands that are not in the L2 cache.
+        tf32: Let cuBLAS compute in TF32 where a comparison asks for it.
         service: What the child runs.
 
     Attributes:
@@ -76,24 +85,27 @@ class GpuWorker:
     def __init__(
         self,
         ordinal: int,
-        problem: Problem,
+        problem: Problem | None,
         *,
         seed: int | None = None,
         cold: bool = False,
+        tf32: bool = False,
         service: str = "autotune.measure.service:serve",
     ) -> None:
         self.seed = secrets.randbits(48) if seed is None else seed
         self._service = service
+        self._environment = TF32_ENVIRONMENT if tf32 else ENVIRONMENT
         self._arguments: tuple[Any, ...] = (ordinal, problem, self.seed, cold)
         self._queue: deque[_Job] = deque()
         self._piped: deque[_Job] = deque()  # in the child's pipe; the first may have been started
         self._finished: list[tuple[Hashable, Trial]] = []
         self._lost_starts = 0
         self._was_ready = False
-        self._submitted = 0
+        self._given_up: AutotuneError | None = None
         self._identity: tuple[Device, str] | None = None
         self.busy_s = 0.0
         self._facts: GpuFacts | None = None
+        self._bench_facts: BenchFacts | None = None
         self._deadline: float | None = None
         self._child: Child
         self._start()
@@ -144,7 +156,7 @@ class GpuWorker:
         launch: Launch,
         best_ms: float | None,
         timeout_s: float,
-        note: Note | None = None,
+        entry: LogEntry | None = None,
     ) -> None:
         """Have one candidate verified and timed; `collect` returns the outcome beside ``key``.
 
@@ -154,11 +166,9 @@ class GpuWorker:
             launch: How to start it.
             best_ms: Fastest median so far: a clearly slower candidate is timed briefly.
             timeout_s: Limit from when the worker begins with it.
-            note: Told by the child, which gets a copy; by this process if the child cannot.
+            entry: Written by the child, which gets a copy; by this process if the child cannot.
         """
-        self._submitted += 1
-        job = _Job(self._submitted, key, binary.cubin, binary.entry, launch, best_ms, timeout_s, note)
-        self._queue.append(job)
+        self._queue.append(_Job(key, binary.cubin, binary.entry, launch, best_ms, timeout_s, entry))
         self._advance()
 
     def collect(self, timeout: float = 0) -> list[tuple[Any, Trial]]:
@@ -188,10 +198,8 @@ class GpuWorker:
         ordinal, before, *others = self._arguments
         self._arguments = (ordinal, problem, *others)
         idle = not self._piped
-        self._lost_starts = 0
-        self._queue.clear()
-        self._piped.clear()
-        self._finished.clear()
+        self._lost_starts, self._given_up = 0, None
+        self._forget()
         if idle and problem == before and self._child.alive():
             return
         if idle and self._facts is not None:
@@ -205,9 +213,7 @@ class GpuWorker:
     def close(self) -> None:
         """Kill the worker and forget what was not collected."""
         self._child.kill()
-        self._queue.clear()
-        self._piped.clear()
-        self._finished.clear()
+        self._forget()
 
     def __enter__(self) -> GpuWorker:
         return self
@@ -215,7 +221,7 @@ class GpuWorker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------------------------------ finals
+    # ------------------------------------------------------------------------------------------ contests
 
     def finals(self, entries: Sequence[tuple[Hashable, Binary, Launch]], timeout_s: float) -> Finals:
         """Check finalists in full on new inputs, then time them and cuBLAS in turns.
@@ -226,56 +232,99 @@ class GpuWorker:
             ValueError: Candidates are pending.
             DeviceError: The worker fails without a finalist's fault.
         """
+        lost: dict[Any, Trial] = {}  # by position, and cuBLAS by its name
+        while True:
+            left = {
+                number: (binary.cubin, binary.entry, launch)
+                for number, (_, binary, launch) in enumerate(entries)
+                if number not in lost
+            }
+            answer = self._answer("finals", left, "cublas" not in lost, timeout_s=timeout_s) if left else None
+            if isinstance(answer, _Blame):
+                lost[answer.who] = answer.rejected
+                continue
+            finals: Finals = answer or Finals({}, None, None)
+            outcomes = {**lost, **finals.outcomes}
+            return replace(finals, outcomes={key: outcomes[n] for n, (key, *_) in enumerate(entries)})
+
+    def compare(self, comparison: Comparison) -> Compared:
+        """Check a kernel and the libraries in full on the same operands, then time them in turns.
+
+        Whoever kills the worker, or is silent for too long, is rejected: the kernel's fault ends the
+        comparison, without a library at fault it is repeated.
+
+        Raises:
+            ValueError: Candidates are pending.
+            DeviceError: The operands do not fit, or the worker fails without anybody's fault.
+            ToolchainError: The worker cannot be started again.
+        """
+        lost: dict[Library, Baseline | Rejected] = {}
+        while True:
+            left = tuple(name for name in comparison.libraries if name not in lost)
+            asked = replace(comparison, libraries=left)
+            answer = self._answer("comparison", asked, timeout_s=comparison.timeout_s)
+            if not isinstance(answer, _Blame):
+                return Compared(answer.kernel, {**lost, **answer.libraries})
+            if answer.who == KERNEL:
+                return Compared(answer.rejected, lost)
+            lost[answer.who] = answer.rejected
+
+    def bench_facts(self) -> BenchFacts:
+        """Return the versions of the libraries, and the speed of a copy, measured once.
+
+        Raises:
+            DeviceError: There is no usable GPU, or the worker does not start.
+            ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
+        """
+        if self._bench_facts is None:
+            self._bench_facts = self._answer("facts", timeout_s=SETUP_SECONDS)
+        return self._bench_facts
+
+    def _answer(self, kind: str, *about: Any, timeout_s: float) -> Any:
+        """Have the child do what it does in steps; if it fails, start a new one.
+
+        Returns:
+            Its answer, or a `_Blame` of whoever ran last.
+
+        Raises:
+            ValueError: Candidates are pending.
+            DeviceError: The child refuses, or fails again and again in its own work.
+        """
         if self.pending:
-            raise ValueError(f"{self.pending} candidates are pending: collect them before the finals")
-        jobs = [
-            _Job(number, key, binary.cubin, binary.entry, launch, None, timeout_s)
-            for number, (key, binary, launch) in enumerate(entries)
-        ]
-        rejected: dict[Hashable, Trial] = {}
-        baseline = True
+            raise ValueError(f"{self.pending} candidates are pending: collect them first")
+        failed = 0
         while True:
             self.ready()
-            contestants = [job for job in jobs if job.key not in rejected]
-            if not contestants:
-                return Finals({job.key: rejected[job.key] for job in jobs}, None, None)
-            answer = self._final_round(contestants, baseline, timeout_s)
-            if isinstance(answer, Finals):
-                outcomes = {**rejected, **answer.outcomes}
-                return replace(answer, outcomes={job.key: outcomes[job.key] for job in jobs})
-            guilty, rejection = answer
-            if guilty is None:
-                raise DeviceError(f"the GPU worker failed before a finalist ran: {rejection.why}")
-            if guilty < len(contestants):
-                rejected[contestants[guilty].key] = rejection
-            else:
-                baseline = False
-
-    def _final_round(
-        self, jobs: Sequence[_Job], baseline: bool, timeout_s: float
-    ) -> Finals | tuple[int | None, Rejected]:
-        """Run the finals once; on a failure name the index at fault (cuBLAS comes last) and start anew."""
-        step: int | None = None
-        try:
-            self._child.send(("finals", [(job.cubin, job.entry, job.launch) for job in jobs], baseline))
-            while True:
-                limit = SETUP_SECONDS if step is None else timeout_s
-                if not self._child.poll(limit):
-                    self._restart()
-                    return step, Rejected("timeout", f"no sign of life for {limit:g} s in the finals")
-                kind, *rest = self._child.receive()
-                if kind == "step":
-                    step, self._lost_starts = rest[0], 0
-                elif kind == "fault":
-                    self._restart()
-                    return step, rest[0]
-                else:
-                    outcomes, *baseline_facts = rest
-                    keys = [job.key for job in jobs]
-                    return Finals(dict(zip(keys, outcomes, strict=True)), *baseline_facts)
-        except ChildDied as death:
+            answer = self._steps((kind, *about), timeout_s)
+            if not isinstance(answer, _Blame):
+                return answer
             self._restart()
-            return step, Rejected("crash", f"the GPU worker died: {death.summary}")
+            if answer.who is not None:
+                return answer
+            failed += 1
+            if failed >= MAX_LOST_STARTS:
+                raise DeviceError(f"the GPU worker failed before a kernel ran: {answer.rejected.why}")
+
+    def _steps(self, request: tuple[Any, ...], timeout_s: float) -> Any:
+        """Send a request and follow its steps to the answer."""
+        who: Any = None
+        try:
+            self._child.send(request)
+            while True:
+                limit = SETUP_SECONDS if who is None else timeout_s
+                if not self._child.poll(limit):
+                    return _Blame(who, Rejected("timeout", f"no sign of life for {limit:g} s"))
+                kind, told = self._child.receive()
+                if kind == "step":
+                    who, self._lost_starts = told, 0
+                elif kind == "fault":
+                    return _Blame(who, told)
+                elif kind == "answer":
+                    return told
+                else:
+                    raise told
+        except ChildDied as death:
+            return _Blame(who, Rejected("crash", f"the GPU worker died: {death.summary}"))
 
     # ------------------------------------------------------------------------------------------ the child
 
@@ -297,15 +346,22 @@ class GpuWorker:
 
     def _start(self) -> None:
         self._facts = None
-        self._child = Child(self._service, *self._arguments, env=ENVIRONMENT)
+        self._child = Child(self._service, *self._arguments, env=self._environment)
         self._deadline = time.monotonic() + START_SECONDS
 
     def _restart(self) -> None:
         self._child.kill()
         self._start()
 
+    def _forget(self) -> None:
+        self._queue.clear()
+        self._piped.clear()
+        self._finished.clear()
+
     def _advance(self) -> None:
         """Take every message that is there, enforce the deadline, and keep the pipe filled."""
+        if self._given_up is not None:
+            raise self._given_up
         while self._child.poll():
             try:
                 message = self._child.receive()
@@ -355,16 +411,14 @@ class GpuWorker:
         """Blame the candidate that was running, if one was, and start a new child for the others."""
         if self._facts is not None and self._deadline is not None:
             job, rejected = self._piped.popleft(), Rejected(kind, why)
-            if job.note is not None:
-                job.note.ended(rejected)
+            if job.log_entry is not None:
+                job.log_entry.ended(rejected)
             self._finished.append((job.key, rejected))
         else:
             self._lost_starts += 1
             if self._lost_starts >= MAX_LOST_STARTS:
-                self._child.kill()
-                raise DeviceError(
-                    f"the GPU worker failed {self._lost_starts} times before it could measure: {why}"
-                )
+                tries = f"{self._lost_starts} times before it could measure"
+                self._give_up(DeviceError(f"the GPU worker failed {tries}: {why}"))
         self._replace()
 
     def _retry(self, error: AutotuneError) -> None:
@@ -375,9 +429,15 @@ class GpuWorker:
         self._lost_starts += 1
         self._child.kill()
         if not self._was_ready or self._lost_starts >= MAX_LOST_STARTS:
-            raise error
+            self._give_up(error)
         time.sleep(RETRY_SECONDS * self._lost_starts)
         self._replace()
+
+    def _give_up(self, error: AutotuneError) -> NoReturn:
+        """Raise what ends this worker, now and in every later call, until it turns to another problem."""
+        self._child.kill()
+        self._given_up = error
+        raise error
 
     def _replace(self) -> None:
         """Start a new child; what lay in the old one's pipe goes back to the front of the queue."""
@@ -390,10 +450,8 @@ class GpuWorker:
             job = self._queue[0]
             try:
                 self._child.connection.send(
-                    ("trial", job.note, job.cubin, job.entry, job.launch, job.best_ms)
+                    ("trial", job.log_entry, job.cubin, job.entry, job.launch, job.best_ms)
                 )
-            except (
-                OSError
-            ):  # it died: the next `_advance` reads what it said before, then learns how it ended
+            except OSError:  # it died: the next `_advance` reads what it said before, and how it ended
                 return
             self._piped.append(self._queue.popleft())

@@ -15,15 +15,8 @@ from autotune.code import cubins
 from autotune.code.compiler import Binary, CompilePool, default_workers, nvrtc_version
 from autotune.errors import DeviceError, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
-from autotune.measure.bench_worker import (
-    LIBRARIES,
-    Baseline,
-    BenchFacts,
-    BenchWorker,
-    Contest,
-    Library,
-    libraries_for,
-)
+from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for
+from autotune.measure.worker import GpuWorker
 from autotune.model.account import roofline_ms, traffic_bytes
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
 from autotune.values.measurement import L2, MeasuredTrial, Method
@@ -249,7 +242,7 @@ def bench(
     seed: int | None = None,
     root: Path | None = None,
     tell: Callable[[Row], None] = lambda row: None,
-    service: str = "autotune.measure.bench_service:serve",
+    service: str = "autotune.measure.service:serve",
 ) -> Report:
     """Time the stored winner of every shape against cuBLAS and the fastest algorithm of cuBLASLt, in FP32.
 
@@ -277,8 +270,8 @@ def bench(
     seed = secrets.randbits(48) if seed is None else seed
     rows: list[Row] = []
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)
-    with BenchWorker(ordinal, service=service, tf32=tf32) as gpu:
-        facts = gpu.ready()
+    with GpuWorker(ordinal, None, tf32=tf32, service=service) as gpu:
+        facts = gpu.bench_facts()
         choices = [Choices(shape.problem, facts.device, root=root) for shape in shapes]
         winners = [next(each.exact(), None) for each in choices]
         binaries = _compiled(winners, facts.device.arch, root)
@@ -324,14 +317,14 @@ def _row(
     shape: Shape,
     winner: Choice,
     binary: Binary | Rejected,
-    gpu: BenchWorker,
+    gpu: GpuWorker,
     seed: int,
     cold: bool,
     method: Method,
 ) -> Row:
     if isinstance(binary, Rejected):
         return Row(shape, winner, failure=Failure(binary.kind, binary.why))
-    contest = Contest(
+    comparison = Comparison(
         problem=shape.problem,
         alpha=shape.alpha,
         beta=shape.beta,
@@ -345,13 +338,13 @@ def _row(
         method=method,
     )
     try:
-        contested = gpu.run(contest)
+        compared = gpu.compare(comparison)
     except (DeviceError, ToolchainError) as error:
         return Row(shape, winner, failure=Failure("device", str(error)))
-    kernel = contested.kernel
+    kernel = compared.kernel
     if isinstance(kernel, Rejected):
-        return Row(shape, winner, failure=Failure(kernel.kind, kernel.why), libraries=contested.libraries)
-    return Row(shape, winner, kernel, libraries=contested.libraries)
+        return Row(shape, winner, failure=Failure(kernel.kind, kernel.why), libraries=compared.libraries)
+    return Row(shape, winner, kernel, libraries=compared.libraries)
 
 
 def _plain_library(found: Baseline | Rejected | None) -> dict[str, Any] | None:

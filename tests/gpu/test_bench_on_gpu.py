@@ -11,7 +11,8 @@ from test_records import make_record
 from autotune import records
 from autotune.code.render import render
 from autotune.errors import Rejected
-from autotune.measure.bench_worker import Baseline, BenchWorker, Contest
+from autotune.measure.comparison import Baseline, Comparison
+from autotune.measure.worker import GpuWorker
 from autotune.report.bench import bench
 from autotune.space.space import Space
 from autotune.values.device import current_device
@@ -29,14 +30,14 @@ def device():
 
 @pytest.fixture(scope="module")
 def gpu():
-    with BenchWorker(0) as worker:
+    with GpuWorker(0, None) as worker:
         worker.ready()
         yield worker
 
 
-def contest(device, problem, mistake="", alpha=1.0, beta=None, cold=False, value=""):
+def comparison(device, problem, mistake="", alpha=1.0, beta=None, cold=False, value=""):
     binary, launch = candidate(device, problem, mistake, value=value)
-    return Contest(
+    return Comparison(
         problem=problem,
         alpha=alpha,
         beta=float(problem.beta) if beta is None else beta,
@@ -50,14 +51,16 @@ def contest(device, problem, mistake="", alpha=1.0, beta=None, cold=False, value
 
 
 def test_the_copy_is_below_the_memory_and_not_by_far(gpu, device):
-    assert 0.6 * device.bandwidth_gbs < gpu.ready().copy_gbs < 1.02 * device.bandwidth_gbs
+    assert 0.6 * device.bandwidth_gbs < gpu.bench_facts().copy_gbs < 1.02 * device.bandwidth_gbs
 
 
 @pytest.mark.parametrize(("layout", "beta"), zip(LAYOUTS, (0, 1, 1, 0), strict=True))
 def test_the_kernel_and_both_libraries_are_right_and_timed(gpu, device, layout, beta):
-    outcome = gpu.run(contest(device, Problem(300, 520, 130, layout, beta), alpha=-1.5, beta=0.5 * beta))
+    outcome = gpu.compare(
+        comparison(device, Problem(300, 520, 130, layout, beta), alpha=-1.5, beta=0.5 * beta)
+    )
     assert isinstance(outcome.kernel, MeasuredTrial), outcome
-    facts = gpu.ready()
+    facts = gpu.bench_facts()
     for name, version in (("cublas", facts.cublas), ("cublaslt", facts.cublaslt)):
         assert (version is not None) == (name in outcome.libraries)
         if version is not None:
@@ -70,29 +73,32 @@ def test_the_kernel_and_both_libraries_are_right_and_timed(gpu, device, layout, 
 
 @pytest.mark.parametrize("shape", [(1, 4096, 512), (4095, 33, 7), (5, 1, 1)])
 def test_odd_shapes_are_timed_against_the_libraries(gpu, device, shape):
-    outcome = gpu.run(contest(device, Problem(*shape, beta=1), beta=3.0))
+    outcome = gpu.compare(comparison(device, Problem(*shape, beta=1), beta=3.0))
     assert isinstance(outcome.kernel, MeasuredTrial), outcome
     assert all(isinstance(found, Baseline) for found in outcome.libraries.values()), outcome
 
 
 @pytest.mark.parametrize("harm", ["one past the end", "illegal address", "endless"])
-def test_harm_fails_its_own_contest_only(gpu, device, harm):
+def test_harm_fails_its_own_comparison_only(gpu, device, harm):
     mistake, kind = HARM[harm]
     problem = Problem(256, 512, 64)
-    outcome = gpu.run(contest(device, problem, mistake))
+    outcome = gpu.compare(comparison(device, problem, mistake))
     assert isinstance(outcome.kernel, Rejected), outcome
     assert outcome.kernel.kind == kind
-    assert isinstance(gpu.run(contest(device, problem)).kernel, MeasuredTrial)
+    assert isinstance(gpu.compare(comparison(device, problem)).kernel, MeasuredTrial)
 
 
 def test_the_scalars_of_the_shape_are_those_checked(gpu, device):
     problem = Problem(256, 512, 64, beta=1)
     fixed = "1.5f * sum + (beta != 0.0f ? 0.5f * C[row * N + col] : 0.0f)"
-    assert gpu.run(contest(device, problem, alpha=2.0, beta=0.5, value=fixed)).kernel.kind == "correctness"
+    assert (
+        gpu.compare(comparison(device, problem, alpha=2.0, beta=0.5, value=fixed)).kernel.kind
+        == "correctness"
+    )
 
 
-def test_cold_contests_are_replayed_as_graphs(gpu, device):
-    outcome = gpu.run(contest(device, Problem(64, 1024, 1024), cold=True))
+def test_cold_comparisons_are_replayed_as_graphs(gpu, device):
+    outcome = gpu.compare(comparison(device, Problem(64, 1024, 1024), cold=True))
     timings = [outcome.kernel.timing, *(found.timing for found in outcome.libraries.values())]
     assert {(timing.l2, timing.method) for timing in timings} == {("cold", "graph")}
 

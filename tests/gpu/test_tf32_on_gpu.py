@@ -12,7 +12,7 @@ from autotune import best_kernel
 from autotune.code.compiler import Binary, compile_text, default_workers
 from autotune.code.render import Source, render
 from autotune.kernel.kernel import CheckedKernel
-from autotune.measure.bench_worker import Baseline
+from autotune.measure.comparison import Baseline
 from autotune.measure.proof import workspace_of
 from autotune.report.bench import bench
 from autotune.simulator import run_ptx
