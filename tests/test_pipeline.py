@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from tuning import PLAIN
 
-from autotune.code.compiler import CompilePool
+from autotune.code.compiler import CompilePool, compile_text
 from autotune.code.render import render
 from autotune.records.trials import TrialLog, read_log, read_trials
 from autotune.search import WAIT, Search
 from autotune.search.candidates import Candidates
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
+from autotune.tuning.judges import SPARE, Demand
 from autotune.tuning.limits import LAUNCHES, TRIAL_TIMEOUT_S, trial_limit, unlaunchable
-from autotune.tuning.pipeline import KEPT, Pipeline
+from autotune.tuning.pipeline import COMPILE_QUEUE, GPU_QUEUE, KEPT, Pipeline
 from autotune.tuning.progress import Progress
 from autotune.tuning.resume import trial_header
 from autotune.values.device import named_device
@@ -208,3 +210,65 @@ def test_the_time_limit_grows_with_the_work_and_with_k():
     assert trial_limit(Problem(64, 64, 64)) == pytest.approx(TRIAL_TIMEOUT_S, rel=1e-3)
     assert trial_limit(Problem(4096, 4096, 4096)) > TRIAL_TIMEOUT_S + LAUNCHES * 0.3  # naive at 4096: 0.3 s
     assert trial_limit(Problem(1, 1, 10**8)) > 100
+
+
+# -- how many candidates are under way -----------------------------------------------------------------------
+
+
+def test_as_many_are_wanted_as_compile_while_one_is_measured():
+    demand = Demand()
+    demand.measured(10.0)
+    assert demand.enough(queue=3) == math.inf
+    demand.compiled(0.45)
+    assert demand.enough(queue=3) == math.inf  # one outcome has no distance
+    demand.measured(10.1)
+    assert demand.enough(queue=3) == 5 + SPARE + 3
+    assert demand.enough(queue=6) == 5 + SPARE + 6
+    for _ in range(1000):
+        demand.compiled(0.01)
+    assert demand.enough(queue=3) == 1 + SPARE + 3
+
+
+class SlowPool:
+    """Compilers of which one ends when nothing more is submitted; each compile says it took some seconds."""
+
+    waitables = ()
+    next_deadline = None
+
+    def __init__(self, workers, seconds):
+        self._workers, self._seconds = workers, seconds
+        self._jobs = []
+        self._fed = False
+        self.most = []  # under way after each submission
+
+    @property
+    def free(self):
+        return self._workers - len(self._jobs)
+
+    @property
+    def pending(self):
+        return len(self._jobs)
+
+    def submit(self, key, text, entry, arch):
+        self._jobs.append((key, compile_text(text, entry, arch)))
+        self.most.append(self.pending)
+        self._fed = True
+
+    def collect(self, timeout=0):
+        count, self._fed = 1 - self._fed, False
+        done, self._jobs = self._jobs[:count], self._jobs[count:]
+        return [(key, replace(binary, seconds=self._seconds)) for key, binary in done]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(1e-9, 1 + SPARE + GPU_QUEUE), (1e6, 20 + COMPILE_QUEUE)])
+def test_no_more_candidates_are_under_way_than_keep_the_judges_busy(tmp_path, seconds, most):
+    """Where compiling takes no time a few do; where it takes for ever, as many as there are compilers."""
+    space = Space.load(PLAIN)
+    candidates = Candidates([space], PROBLEM, H200)
+    pool = SlowPool(20, seconds)
+    with TrialLog(tmp_path / "x.trials.jsonl", trial_header(space, PROBLEM, H200)) as log:
+        search = Search(candidates.families[0].legal, seed=0, strategy="exhaustive")
+        progress = Progress(PROBLEM, Budget())
+        Pipeline(candidates, search, pool, [Judge()], [log], progress, lambda _: None).run()
+    assert progress.seen == 60
+    assert max(pool.most[40:]) == most  # the first are compiled before anything is known

@@ -123,6 +123,11 @@ class GpuWorker:
         assert self._identity is not None
         return self._identity
 
+    @property
+    def known(self) -> bool:
+        """Whether the GPU was identified, even if the worker cannot measure."""
+        return self._identity is not None
+
     def ready(self, timeout: float = START_SECONDS) -> GpuFacts:
         """Wait until the worker can measure.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune import records
-from autotune.errors import AutotuneError, DeviceError, UsageError
+from autotune.errors import AutotuneError, DeviceError, ToolchainError, UsageError
 from autotune.tuning.budget import Budget
 from autotune.tuning.progress import Progress
 from autotune.tuning.request import Request
@@ -77,7 +77,11 @@ def tune_all(
     end = began + request.budget.seconds
     overheads: list[float] = []
     with Workshop(order[0], request) as shop:
-        shop.identity()
+        try:
+            shop.identity()
+        except DeviceError:
+            if not shop.known:  # else it cannot measure the first shape: the next one may fit
+                raise
         waiting = order
         for round_ in range(ROUNDS):
             for place, problem in enumerate(waiting):
@@ -111,11 +115,9 @@ def _tuned(
         request.watch(progress)
         record = search(problem, shop, request, progress)
         settled = _settled(progress, request.budget)
-    except DeviceError as error:
-        if progress is None or progress.device is None:  # not this shape's fault
-            raise
-        why = str(error)
     except AutotuneError as error:
+        if isinstance(error, DeviceError | ToolchainError) and not shop.known:  # not this shape's fault
+            raise
         why = str(error)
     seconds = time.monotonic() - started
     if progress is not None and not why:

@@ -1,4 +1,4 @@
-"""Turns proposals into trials: keeps compilers and GPUs, or their model, busy until the budget is spent."""
+"""The loop of a search: it keeps compilers and GPUs busy with proposals until the budget is spent."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from autotune.code.compiler import Binary, CompilePool
 from autotune.code.render import Source
-from autotune.errors import DeviceError, Rejected, SpaceError, ToolchainError
+from autotune.errors import Rejected, SpaceError
 from autotune.records.trials import TrialLog
 from autotune.search import WAIT
 from autotune.search.candidates import Candidates
 from autotune.tuning.interrupt import Interrupts
+from autotune.tuning.judges import Demand, Judge, Judges
 from autotune.tuning.limits import trial_limit, unlaunchable
 from autotune.tuning.progress import Progress, Watcher
 from autotune.tuning.trial import Built, LogEntry, Outcome, Trial
-from autotune.values.measurement import Launch
 
 GPU_QUEUE = 3  # binaries that wait for a GPU: it never idles, and proposals stay fresh
 COMPILE_QUEUE = 2  # texts that wait for a compiler: it does not wait for the next proposal and its rendering
-GPU_ROOM = 2  # of them in the hands of its worker, and in the log as started
 KEPT = 16  # fastest candidates whose text and machine code are kept; those of the others are forgotten
 ASK_AGAIN_S = 0.25  # while others measure all that is left
 LOOK_S = 0.2  # how long an interrupt waits at most
@@ -51,42 +50,6 @@ class Proposer(Protocol):
         ...
 
 
-class Judge(Protocol):
-    """What finds the outcome of a binary; `autotune.measure.worker.GpuWorker` is one, documented there."""
-
-    @property
-    def pending(self) -> int:
-        """Candidates submitted and not yet collected."""
-        ...
-
-    @property
-    def waitables(self) -> Sequence[Connection]:
-        """Connections of which one becomes readable when `collect` has something to do."""
-        ...
-
-    @property
-    def next_deadline(self) -> float | None:
-        """Time (`time.monotonic`) at which `collect` has something to do in any case, or None."""
-        ...
-
-    def submit(
-        self,
-        key: int,
-        binary: Binary,
-        launch: Launch,
-        best_ms: float | None,
-        timeout_s: float,
-        entry: LogEntry,
-        /,
-    ) -> None:
-        """Take one candidate; whoever launches it writes its log entry, before and after."""
-        ...
-
-    def collect(self) -> Sequence[tuple[Any, Outcome]]:
-        """Return every outcome that is there."""
-        ...
-
-
 class Pipeline:
     """An asynchronous search: a free compiler gets the next proposal at once, and nothing waits for a batch.
 
@@ -101,7 +64,6 @@ class Pipeline:
 
     Attributes:
         trials: What became of each candidate, by its number, those of earlier runs included.
-        working: Positions of the judges that did not fail.
     """
 
     def __init__(
@@ -118,10 +80,7 @@ class Pipeline:
         self._candidates = candidates
         self._search = search
         self._pool = pool
-        self._judges = list(judges)  # they write to the logs themselves
-        self.working = list(range(len(self._judges)))
-        self._given = [0] * len(self._judges)
-        self._at: dict[int, int] = {}  # candidates in the hands of a judge
+        self._judges = Judges(judges)  # they write to the logs themselves
         self._logs = logs
         self._progress = progress
         self._watch = watch
@@ -132,8 +91,7 @@ class Pipeline:
         self._first_of: dict[str, int] = {}  # code: the first candidate to have it
         self._twins: dict[int, list[int]] = {}  # those that wait for the outcome of the same code
         self._kept: dict[int, Built] = {}  # of the fastest
-        self._compile_s = _Mean()
-        self._measure_s = _Mean()
+        self._demand = Demand()
         self._ask_again = 0.0
         self._exhausted = False
 
@@ -181,12 +139,13 @@ class Pipeline:
                 else:
                     for index, binary in self._pool.collect():
                         self._compiled(int(str(index)), binary)
-                for gpu in list(self.working):
-                    for index, outcome in self._collected(gpu):
-                        self._measured(index, outcome)
+                outcomes, lost = self._judges.collect(progress.notes)
+                for index, outcome in outcomes:
+                    self._measured(index, outcome)
+                self._ready.extendleft(reversed(lost))
                 self._feed()
                 complete = (self._search.asked >= most or self._exhausted) and not self._pool.pending
-                if (spent or complete) and not self._ready and not self._on_gpu:
+                if (spent or complete) and not self._ready and not self._judges.pending:
                     return
                 if not spent and self._search.asked < most and self._wants_more():
                     self._propose()
@@ -221,32 +180,29 @@ class Pipeline:
         return {index: self._kept[index] for index in wanted if index in self._kept}
 
     @property
-    def _on_gpu(self) -> int:
-        return sum(self._judges[gpu].pending for gpu in self.working)
+    def working(self) -> int:
+        """Position of the first judge that did not fail."""
+        return self._judges.working[0]
 
     def _wants_more(self) -> bool:
-        """Tell whether another candidate should be under way: Little's law over the two stages' times."""
+        """Return whether another candidate should be under way."""
         if self._exhausted or time.monotonic() < self._ask_again:
             return False
-        queue = GPU_QUEUE * len(self.working)
-        behind = len(self._ready) + self._on_gpu
+        queue = GPU_QUEUE * len(self._judges.working)
+        behind = len(self._ready) + self._judges.pending
         if self._pool.free <= -COMPILE_QUEUE or behind >= queue:
             return False
-        if not (self._compile_s.count and self._measure_s.count):
-            return True
-        enough = math.ceil(self._compile_s.value / self._measure_s.value) + 2 + queue
-        return self._pool.pending + behind < enough
+        return self._pool.pending + behind < self._demand.enough(queue)
 
     def _sleep(self, end: float, spent: bool) -> None:
         """Wait for an answer, a deadline, or the end of the budget; when it is spent, for the GPUs alone."""
         now = time.monotonic()
-        judges = [self._judges[gpu] for gpu in self.working]
-        ends = [now + LOOK_S, *(judge.next_deadline for judge in judges)]
+        ends = [now + LOOK_S, *self._judges.deadlines]
+        connections = self._judges.waitables
         if not spent:
-            ends += [self._pool.next_deadline, end]
-        soonest = min(each for each in ends if each is not None)
-        waitables = [each for judge in judges for each in judge.waitables]
-        wait([*waitables, *([] if spent else self._pool.waitables)], max(0.0, soonest - now))
+            ends += [end] if self._pool.next_deadline is None else [end, self._pool.next_deadline]
+            connections += self._pool.waitables
+        wait(connections, max(0.0, min(ends) - now))
 
     def _propose(self) -> None:
         index = self._timed("propose", self._search.ask)
@@ -277,7 +233,7 @@ class Pipeline:
         if isinstance(binary, Rejected):
             self._settle(index, Trial.of(source, None, binary))
             return
-        self._compile_s.add(binary.seconds)
+        self._demand.compiled(binary.seconds)
         self._progress.add("compile", binary.seconds)
         built = Built(source, binary)
         first = self._first_of.setdefault(built.code, index)
@@ -295,51 +251,26 @@ class Pipeline:
         else:
             self._ready.append(index)
 
-    def _collected(self, gpu: int) -> Sequence[tuple[Any, Outcome]]:
-        """Return the outcomes of one judge; if it fails, the others take over what it had.
-
-        Raises:
-            DeviceError: It was the last.
-            ToolchainError: Likewise.
-        """
-        try:
-            return self._judges[gpu].collect()
-        except (DeviceError, ToolchainError) as error:
-            if len(self.working) == 1:
-                raise
-            self.working.remove(gpu)
-            self._progress.notes.append(f"going on without GPU {gpu} of {len(self._judges)}: {error}")
-            had = [index for index, at in self._at.items() if at == gpu]
-            self._ready.extendleft(reversed(had))
-            return []
-
     def _feed(self) -> None:
-        """Give the judges the candidates that they have room for, the least busy one first."""
-        while self._ready:
-            gpu = min(self.working, key=lambda n: (self._judges[n].pending, self._given[n]))
-            judge = self._judges[gpu]
-            if judge.pending >= GPU_ROOM:
-                return
-            self._given[gpu] += 1
+        """Hand ready candidates to the judges that have room for them."""
+        best, limit = self._progress.best, trial_limit(self._candidates.problem)
+        best_ms = None if best is None else best.median_ms
+        while self._ready and (gpu := self._judges.free()) is not None:
             index = self._ready.popleft()
-            self._at[index] = gpu
-            built, best, log = self._built[index], self._progress.best, self._log(index)
+            built, log = self._built[index], self._log(index)
             pending = Trial.of(built.source, built.binary, Rejected("crash", "no outcome yet"))
-            note = LogEntry(log.path, log.run, pending, gpu)
-            best_ms = None if best is None else best.median_ms
-            limit = trial_limit(self._candidates.problem)
-            judge.submit(index, built.binary, built.source.launch, best_ms, limit, note)
+            entry = LogEntry(log.path, log.run, pending, gpu)
+            self._judges.submit(gpu, index, built.binary, built.source.launch, best_ms, limit, entry)
 
     def _measured(self, index: int, outcome: Outcome) -> None:
         """Take what a judge says, which has told the log."""
         self._judged(index, outcome, noted=True)
-        self._measure_s.tick()
+        self._demand.measured()
         self._progress.stages.setdefault("first", time.monotonic() - self._progress.began)
 
     def _judged(self, index: int, outcome: Outcome, *, noted: bool) -> None:
         """Give an outcome to a candidate and to those with the same code."""
         first = self._built.pop(index)
-        self._at.pop(index, None)
         trial = Trial.of(first.source, first.binary, outcome)
         self._settle(index, trial, noted=noted)
         self._keep(index, first)
@@ -355,7 +286,7 @@ class Pipeline:
             del self._kept[heapq.nlargest(1, costs)[0][1]]
 
     def _settle(self, index: int, trial: Trial, *, noted: bool = False) -> None:
-        """Tell the log (unless it is noted there), the study and the watcher what became of a candidate."""
+        """Report an outcome to the log (unless it stands there), the search and the watcher."""
         if not noted:
             self._log(index).append(trial.line())
         self.trials[index] = trial
@@ -365,22 +296,3 @@ class Pipeline:
 
     def _log(self, index: int) -> TrialLog:
         return self._logs[self._candidates.place(index)[0]]
-
-
-class _Mean:
-    """A running mean of values, or of the time between ticks; old values fade."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0.0
-        self._last: float | None = None
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, 30)
-
-    def tick(self) -> None:
-        now = time.monotonic()
-        if self._last is not None:
-            self.add(now - self._last)
-        self._last = now

@@ -165,6 +165,11 @@ class Workshop:
                 )
         return device, driver
 
+    @property
+    def known(self) -> bool:
+        """Whether every GPU was identified, even if it cannot measure the problem."""
+        return all(gpu.known for gpu in self.gpus)
+
     def turn_to(self, problem: Problem) -> None:
         """Have the workers measure another problem; what is pending is forgotten."""
         self.pool.drop()
@@ -228,7 +233,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
 
         progress.stage = "checking the finalists in full and timing them beside cuBLAS"
         watch(progress)
-        gpu = shop.gpus[pipeline.working[0]]
+        gpu = shop.gpus[pipeline.working]
         standing = hold(pipeline, candidates, list(stored.records), gpu, logs, progress)
         facts = standing.facts
         for log in logs:

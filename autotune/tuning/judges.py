@@ -1,0 +1,170 @@
+"""What finds the outcomes of compiled candidates: the GPUs of a search, or a model in their place."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from autotune.code.compiler import Binary
+from autotune.errors import DeviceError, ToolchainError
+from autotune.tuning.trial import LogEntry, Outcome
+from autotune.values.measurement import Launch
+
+ROOM = 2  # candidates in the hands of a judge, one of them in the log as started
+SPARE = 2  # candidates under way beyond what the means of the times ask for
+FADING = 30  # the newest value of a running mean weighs at least 1 in so many
+
+
+class Judge(Protocol):
+    """What finds the outcome of a binary; `autotune.measure.worker.GpuWorker` is one, documented there."""
+
+    @property
+    def pending(self) -> int:
+        """Candidates submitted and not yet collected."""
+        ...
+
+    @property
+    def waitables(self) -> Sequence[Connection]:
+        """Connections of which one becomes readable when `collect` has something to do."""
+        ...
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Time (`time.monotonic`) at which `collect` has something to do in any case, or None."""
+        ...
+
+    def submit(
+        self,
+        key: int,
+        binary: Binary,
+        launch: Launch,
+        best_ms: float | None,
+        timeout_s: float,
+        entry: LogEntry,
+        /,
+    ) -> None:
+        """Take one candidate; whoever launches it writes its log entry, before and after."""
+        ...
+
+    def collect(self) -> Sequence[tuple[Any, Outcome]]:
+        """Return every outcome that is there."""
+        ...
+
+
+class Judges:
+    """The judges of a search: the least busy one is next, and the others take over from one that fails.
+
+    Args:
+        judges: One or more, such as a worker for each GPU.
+
+    Attributes:
+        working: Positions of those that did not fail.
+    """
+
+    def __init__(self, judges: Sequence[Judge]) -> None:
+        self._judges = list(judges)
+        self._given = [0] * len(self._judges)
+        self._at: dict[int, int] = {}  # candidate: who has it
+        self.working = list(range(len(self._judges)))
+
+    @property
+    def pending(self) -> int:
+        """Candidates submitted and not yet collected."""
+        return sum(judge.pending for judge in self._now)
+
+    @property
+    def waitables(self) -> list[Connection]:
+        """Connections of which one becomes readable when `collect` has something to do."""
+        return [connection for judge in self._now for connection in judge.waitables]
+
+    @property
+    def deadlines(self) -> list[float]:
+        """Times (`time.monotonic`) at which `collect` has something to do in any case."""
+        return [deadline for judge in self._now if (deadline := judge.next_deadline) is not None]
+
+    def free(self) -> int | None:
+        """Return the position of the least busy judge; None if it has no room either."""
+        least = min(self.working, key=lambda place: (self._judges[place].pending, self._given[place]))
+        return least if self._judges[least].pending < ROOM else None
+
+    def submit(self, place: int, key: int, *candidate: Any) -> None:
+        """Hand a candidate to the judge at a position."""
+        self._given[place] += 1
+        self._at[key] = place
+        self._judges[place].submit(key, *candidate)
+
+    def collect(self, notes: list[str]) -> tuple[list[tuple[int, Outcome]], list[int]]:
+        """Return every outcome that is there, and the candidates that judges had which failed now.
+
+        Args:
+            notes: Gets a line for each judge that failed.
+
+        Raises:
+            DeviceError: The last one failed.
+            ToolchainError: Likewise.
+        """
+        outcomes: list[tuple[int, Outcome]] = []
+        lost: list[int] = []
+        for place in list(self.working):
+            try:
+                outcomes += self._judges[place].collect()
+            except (DeviceError, ToolchainError) as error:
+                if len(self.working) == 1:
+                    raise
+                self.working.remove(place)
+                notes.append(f"going on without GPU {place} of {len(self._judges)}: {error}")
+                lost += [key for key, at in self._at.items() if at == place]
+        for key in (*lost, *(key for key, _ in outcomes)):
+            self._at.pop(key, None)
+        return outcomes, lost
+
+    @property
+    def _now(self) -> list[Judge]:
+        return [self._judges[place] for place in self.working]
+
+
+class Demand:
+    """How many candidates must be under way for the judges to stay busy, by Little's law.
+
+    That is the time of a compile over the time between two outcomes. Both are running means in which old
+    values fade.
+    """
+
+    def __init__(self) -> None:
+        self._compile_s = _Mean()
+        self._outcome_s = _Mean()
+        self._last: float | None = None
+
+    def compiled(self, seconds: float) -> None:
+        """Learn how long a compile took."""
+        self._compile_s.add(seconds)
+
+    def measured(self, now: float | None = None) -> None:
+        """Learn that an outcome came, at a time (`time.monotonic`) or now."""
+        now = time.monotonic() if now is None else now
+        if self._last is not None:
+            self._outcome_s.add(now - self._last)
+        self._last = now
+
+    def enough(self, queue: int) -> float:
+        """Return the number beyond which another candidate would only wait; infinite while nothing is known.
+
+        Args:
+            queue: Candidates that may wait for a judge.
+        """
+        if not (self._compile_s.count and self._outcome_s.count):
+            return math.inf
+        return math.ceil(self._compile_s.value / self._outcome_s.value) + SPARE + queue
+
+
+class _Mean:
+    def __init__(self) -> None:
+        self.count = 0
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / min(self.count, FADING)
