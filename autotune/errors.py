@@ -21,11 +21,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from autotune.outside import printable
+
 
 class AutotuneError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose; names from files are safe to print in its text."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UsageError(AutotuneError):
