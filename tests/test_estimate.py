@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autotune.errors import ConfigError, DeviceError
-from autotune.families.estimate import estimate, estimate_columns, predicted_registers
+from autotune.families import estimate as static
+from autotune.families.sgemm import predicted_registers
 from autotune.model.account import roofline_ms
 from autotune.space.space import Config, Space
 from autotune.values.device import known_devices
@@ -17,6 +19,7 @@ from autotune.values.problem import Problem
 H200 = known_devices()["h200"]
 LARGE, SMALL = Problem(4096, 4096, 4096), Problem(1024, 1024, 1024)
 SPACE = Space.load("sgemm")
+estimate, estimate_columns = partial(static.estimate, SPACE), partial(static.estimate_columns, SPACE)
 
 
 def values(preset="square_block", problem=LARGE, **changes):
@@ -170,10 +173,9 @@ def test_a_block_that_does_not_fit():
 
 
 def test_what_the_model_needs():
-    row = values()
-    del row["TM"]
-    with pytest.raises(ConfigError, match=r"no estimate for this family: the model needs TM$"):
-        estimate(row, LARGE, H200)
+    naive = Space.load("naive")
+    with pytest.raises(ConfigError, match=r"no estimate: there is no model for naive$"):
+        static.estimate(naive, {}, LARGE, H200)
     with pytest.raises(DeviceError, match="no estimate for NVIDIA H200: its clock is unknown"):
         estimate(values(), LARGE, dataclasses.replace(H200, clock_mhz=0))
 

@@ -41,7 +41,7 @@ def test_the_order_takes_every_estimate_once_before_any_twice():
     legal = SGEMM.enumerate(CUBE, H200)
     ordered = order(SGEMM, legal, CUBE, H200)
     assert sorted(ordered) == list(range(len(legal)))
-    cost = estimate_columns(SGEMM.columns(legal, CUBE, H200), CUBE, H200).astype(np.float32)
+    cost = estimate_columns(SGEMM, SGEMM.columns(legal, CUBE, H200), CUBE, H200).astype(np.float32)
     distinct = len(np.unique(cost))
     first = cost[ordered[:distinct]]
     assert (np.diff(first) > 0).all()

@@ -151,7 +151,7 @@ def test_a_config_is_fitted_by_the_fewest_changes(small):
     assert space.fitted(config, Problem(16, 1, 1), H200) is config
     assert dict(space.fitted(config, Problem(17, 1, 1), H200)) == {**config, "edge": "guarded"}
     with pytest.raises(SpaceError, match="no config is legal"):
-        space.fitted(config, Problem(17, 1, 1), H200, free=())
+        space.fitted(config, Problem(17, 1, 1), H200, keep=config)
 
 
 @pytest.mark.parametrize("name", POINTS)

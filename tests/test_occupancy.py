@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -60,12 +58,7 @@ def test_a_block_that_does_not_fit():
 def test_waves_of_a_grid():
     found = occupancy(H200, registers=128, threads=256, shared_bytes=0)
     assert found.waves(264) == 1
-    assert found.wave_efficiency(264) == 1
     assert found.waves(1024) == pytest.approx(3.879, abs=1e-3)
-    assert found.wave_efficiency(1024) == pytest.approx(0.970, abs=1e-3)
-    assert found.wave_efficiency(265) == pytest.approx(265 / 528)
-    one = dataclasses.replace(found, blocks=1)
-    assert one.wave_efficiency(144) == pytest.approx(0.545, abs=1e-3)  # 1536 squared in tiles of 128 x 128
 
 
 def test_columns_agree_with_single_configs():

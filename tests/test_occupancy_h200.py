@@ -51,7 +51,7 @@ def test_the_named_bottleneck_is_what_the_hardware_is_busy_with(name):
     """Issue: warps wait to be selected. Shared memory: its pipe is busier than the schedulers."""
     hardware = FIGURES[name]
     values = SGEMM.values(SGEMM.config({**FIRST, **hardware["config"]}), LARGE, H200)
-    named = estimate(values, LARGE, H200, hardware["registers"]).bottleneck
+    named = estimate(SGEMM, values, LARGE, H200, hardware["registers"]).bottleneck
     if hardware["shared_pipe_percent"] > hardware["issue_active_percent"]:
         assert named == "shared"
     else:

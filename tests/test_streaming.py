@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from autotune.errors import ConfigError, DeviceError
-from autotune.families.estimate import estimate, estimate_columns, knows
+from autotune.families import estimate as static
 from autotune.space.space import Space
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 SKINNY = Space.load("sgemm_skinny")
+estimate, estimate_columns = partial(static.estimate, SKINNY), partial(static.estimate_columns, SKINNY)
 MEASURED = {  # us on an H200, 2026-11-30, operands cold, launches by graph replay: the winner of each shape
     "row_across": (Problem(1, 4096, 4096), 17.9),
     "few_across": (Problem(5, 4096, 4096), 18.7),
@@ -75,8 +77,7 @@ def test_it_takes_longer_with_more_to_read_and_with_spills() -> None:
 
 def test_what_it_does_not_know() -> None:
     values = SKINNY.values(SKINNY.presets["row_across"], Problem(1, 4096, 4096), H200)
-    assert knows(values)
-    assert not knows({"narrow": 1})
+    assert static.knows(SKINNY)
     with pytest.raises(DeviceError, match="its memory bandwidth is unknown"):
         estimate(values, Problem(1, 4096, 4096), replace(H200, bandwidth_gbs=0))
     with pytest.raises(ConfigError, match="does not fit on an SM"):

@@ -95,6 +95,37 @@ def test_a_module_opens_with_a_sentence(name):
     assert text.split("\n\n")[0].rstrip().endswith((".", "?", ":"))
 
 
+FAMILIES = {path.stem for path in (PACKAGE.parent / "search_spaces").glob("*.toml")}
+
+
+def said(tree: ast.AST) -> set[str]:
+    """Texts in a module's code: not what documents it."""
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and isinstance(node.body[0], ast.Expr)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith("families")])
+def test_only_families_names_families(name):
+    assert not said(TREES[name]) & FAMILIES
+    assert not {each for each in imported(TREES[name]) if each.removeprefix("families.") in FAMILIES}
+
+
+def test_every_family_with_code_is_one_file_beside_its_space_and_template():
+    modules = {name.removeprefix("families.") for name in MODULES if name.startswith("families.")} - {
+        "estimate"
+    }
+    assert modules <= FAMILIES
+
+
 def at_import(tree: ast.Module) -> set[str]:
     """Top-level packages imported when the module is."""
     found = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.families import sgemm_3xtf32 as tensor_model
+from autotune.families import sgemm_3xtf32_wgmma
 from autotune.families.estimate import estimate, estimate_columns
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -31,7 +31,7 @@ def test_the_order_is_nearly_the_measured_one() -> None:
     found = []
     for BM, BN, stages, splits, _, registers in MEASURED:
         config = WARPGROUPS.config({**base, "BM": BM, "BN": BN, "stages": stages, "splits": splits})
-        found.append(estimate(WARPGROUPS.values(config, CUBE, H200), CUBE, H200, registers).ms)
+        found.append(estimate(WARPGROUPS, WARPGROUPS.values(config, CUBE, H200), CUBE, H200, registers).ms)
     measured = [row[4] for row in MEASURED]
     assert np.corrcoef(ranks(found), ranks(measured))[0, 1] > 0.8
     np.testing.assert_allclose(found, measured, rtol=0.25)
@@ -42,7 +42,7 @@ def test_warpgroups_beat_warps_and_warps_beat_fp32() -> None:
     times = []
     for space in (WARPGROUPS, WARPS):
         legal = space.enumerate(CUBE, H200)
-        times.append(estimate_columns(space.columns(legal, CUBE, H200), CUBE, H200).min())
+        times.append(estimate_columns(space, space.columns(legal, CUBE, H200), CUBE, H200).min())
     fp32 = 1e-6 * CUBE.flops / H200.peak_gflops
     assert 1e-6 * CUBE.flops / H200.peak("3xtf32") < times[0] < 0.8 * times[1] < 0.9 * fp32
 
@@ -50,9 +50,9 @@ def test_warpgroups_beat_warps_and_warps_beat_fp32() -> None:
 @pytest.mark.parametrize("space", [WARPS, WARPGROUPS])
 def test_columns_say_what_single_configs_do(space: Space) -> None:
     legal = space.enumerate(CUBE, H200)
-    columns = estimate_columns(space.columns(legal, CUBE, H200), CUBE, H200)
+    columns = estimate_columns(space, space.columns(legal, CUBE, H200), CUBE, H200)
     for index in range(0, len(legal), len(legal) // 7):
-        single = estimate(space.values(legal.config(index), CUBE, H200), CUBE, H200)
+        single = estimate(space, space.values(legal.config(index), CUBE, H200), CUBE, H200)
         assert columns[index] == pytest.approx(single.ms)
         assert single.bottleneck in ("tensor", "issue", "stall", "l2")
 
@@ -62,5 +62,5 @@ def test_predicted_registers_are_near_the_compilers() -> None:
         config = WARPGROUPS.config(
             {**WARPGROUPS.presets["two_warpgroups"], "BM": BM, "BN": BN, "stages": stages, "splits": splits}
         )
-        parts = tensor_model.parts(WARPGROUPS.values(config, CUBE, H200), CUBE, H200, None, 0)
+        parts = sgemm_3xtf32_wgmma.parts(WARPGROUPS.values(config, CUBE, H200), CUBE, H200, None, 0)
         assert abs(int(parts["registers"]) - registers) < 16

@@ -73,7 +73,7 @@ def known(legal: Legal) -> list[Config]:
 
 
 def modelled(config: Config, problem: Problem, device: Device = H200) -> float:
-    return estimate(SPACE.values(config, problem, device), problem, device).ms
+    return estimate(SPACE, SPACE.values(config, problem, device), problem, device).ms
 
 
 def test_without_trials_there_are_no_starts(tmp_path: Path, legal: Legal) -> None:

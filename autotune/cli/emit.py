@@ -106,13 +106,14 @@ def _preset(spaces: Sequence[Space], name: str) -> tuple[Space, dict[str, Any]]:
     if owner is not None:
         return owner, dict({**owner.presets, **owner.ladder}[name])
     have = "; ".join(f"{space.family} has {', '.join(space.presets) or 'none'}" for space in spaces)
-    if spaces[0].family == "sgemm":
-        from autotune.report.steps import configured_steps, step_config
+    from autotune.report.steps import configured_steps, step_config
 
-        if name in configured_steps():
+    steps = configured_steps()
+    if spaces[0].family in {step.family for step in steps.values()}:
+        if name in steps:
             other, config = step_config(name)
             return other, dict(config)
-        have += f"; steps of the ladder are {', '.join(configured_steps())}"
+        have += f"; steps of the ladder are {', '.join(steps)}"
     raise UsageError(f"preset {name!r} is unknown: {have}")
 
 
@@ -120,11 +121,11 @@ def _fitted(
     space: Space, values: dict[str, Any], changed: dict[str, Any], problem: Problem, device: Device
 ) -> tuple[dict[str, Any], str]:
     """Fit a preset to the problem, but for what the user has changed, and say what was adapted."""
-    from autotune.space.space import ADAPTABLE, adaptation
+    from autotune.space.space import adaptation
 
     config = space.config(values)
     try:
-        fitted = space.fitted(config, problem, device, set(ADAPTABLE) - changed.keys())
+        fitted = space.fitted(config, problem, device, keep=changed.keys())
     except SpaceError:
         return values, ""  # rendering says which constraints are broken
     return dict(fitted), adaptation(config, fitted)

@@ -1,7 +1,6 @@
-"""Turns the values of a config that streams one operand past another into time, from arithmetic alone.
+"""The model of `sgemm_skinny`: the time of a kernel that streams the large operand past the small one.
 
-The model of the family `sgemm_skinny`, which `autotune.families.estimate` asks; never a measurement. A turn
-of a block takes the smoothed largest of these times, of all blocks that an SM holds:
+A turn of a block takes the smoothed largest of these times, of all blocks that an SM holds:
 
     dram     bytes of the wide operand, at the SM's share of the bandwidth or that its loads in flight get
     issue    warp instructions through four schedulers, slowed where few warps hide each other's latency
@@ -19,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from autotune.errors import DeviceError
 from autotune.model.account import traffic_bytes
-from autotune.model.occupancy import SCHEDULERS, WARP, block_limits
+from autotune.model.occupancy import SCHEDULERS, WARP, resident_blocks
 from autotune.values.device import Device
 from autotune.values.problem import FLOAT_BYTES, Problem
 
@@ -49,44 +49,30 @@ REGISTERS_PER_UNROLLED = 0.3
 
 # What the model reads of a config.
 NAMES = frozenset(
-    {
-        "narrow",
-        "TW",
-        "LW",
-        "VK",
-        "BW",
-        "BK",
-        "loaded",
-        "turns",
-        "stages",
-        "unroll_k",
-        "vec_w",
-        "tiles",
-        "tiles_k",
-    }
-    | {"split_k", "num_threads", "min_blocks", "smem_bytes"}
+    {"TM", "TN", "narrow", "TW", "LW", "VK", "BW", "BK", "loaded", "turns", "stages", "unroll_k"}
+    | {"vec_w", "tiles", "tiles_k", "split_k", "num_threads", "min_blocks", "smem_bytes"}
 )
+
+
+def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the outputs of a thread, which reads the fragments of its own."""
+    return int(v["TM"]), int(v["TN"])
 
 
 def parts(
     v: Mapping[str, Any], problem: Problem, device: Device, registers: Any, spill_bytes: Any
 ) -> dict[str, Any]:
-    """Give what `autotune.families.estimate` makes an estimate of; numbers or columns.
+    """Return what `autotune.families.Family.parts` says.
 
-    Args:
-        v: Each of `NAMES`.
-        problem: What is computed.
-        device: Where.
-        registers: Per thread, as compiled; None predicts them.
-        spill_bytes: As compiled.
+    Raises:
+        DeviceError: The device's memory bandwidth is unknown.
     """
+    if not device.bandwidth_gbs:
+        raise DeviceError(f"no estimate for {device.name}: its memory bandwidth is unknown")
     if registers is None:
         registers, spill_bytes = predicted_registers(v, device), 0 * v["tiles"]
     threads, grid = v["num_threads"], v["tiles"] * v["split_k"]
-    limits = block_limits(device, registers, threads, v["smem_bytes"])
-    blocks = np.minimum.reduce([np.asarray(limit) for limit in limits.values()])
-    queue = -(-grid // device.sm_count)
-    resident = np.maximum(1, np.minimum(blocks, queue))
+    blocks, queue, resident = resident_blocks(device, grid, registers, threads, v["smem_bytes"])
     warps = threads / WARP
     scheduled = resident * warps / SCHEDULERS
 

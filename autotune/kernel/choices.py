@@ -211,7 +211,7 @@ class Choices:
     def _estimated(self, choice: Choice) -> float:
         values: dict[str, Any] = choice.space.values(choice.config, self.problem, self.device)
         try:
-            return float(estimate_columns(values, self.problem, self.device))
+            return float(estimate_columns(choice.space, values, self.problem, self.device))
         except ConfigError:  # the model does not know this family
             return math.inf
 

@@ -1,4 +1,4 @@
-"""Turns tile shapes, a problem and a device into the field's figures: traffic, intensity, roofline.
+"""The field's figures of a tile and a problem: traffic, arithmetic intensity, roofline.
 
 Operands are float32. The figures are counted from the algorithm alone; what the hardware makes of them is
 estimated in `autotune.families.estimate`.
@@ -30,7 +30,7 @@ def shared_reads(k: int, TM: int, TN: int) -> float:
 
 
 def tile_intensity(BM: int, BN: int) -> float:
-    """Give the FLOP per byte of global memory of a block tile: BM BN / (2 (BM + BN)).
+    """Return the FLOP per byte of global memory of a block tile: BM BN / (2 (BM + BN)).
 
     For each k, 2 BM BN FLOP against 4 (BM + BN) bytes; C, written once, is left out. BM = BN = 1 is the naive
     kernel, 0.25.
@@ -39,7 +39,7 @@ def tile_intensity(BM: int, BN: int) -> float:
 
 
 def problem_intensity(problem: Problem) -> float:
-    """Give the FLOP per byte of a problem whose operands move once: 2mnk / (4 (mk + kn + mn)).
+    """Return the FLOP per byte of a problem whose operands move once: 2mnk / (4 (mk + kn + mn)).
 
     n / 6 for squares.
     """
@@ -47,7 +47,7 @@ def problem_intensity(problem: Problem) -> float:
 
 
 def ridge(device: Device, math: Math = "ffma") -> float:
-    """Give the FLOP per byte at which compute and memory take equally long: peak / memory bandwidth.
+    """Return the FLOP per byte at which compute and memory take equally long: peak / memory bandwidth.
 
     Williams, Waterman and Patterson, "Roofline: an insightful visual performance model" (2009).
 
@@ -59,7 +59,7 @@ def ridge(device: Device, math: Math = "ffma") -> float:
 
 
 def roofline_ms(problem: Problem, device: Device) -> float:
-    """Give the ms below which no kernel of the problem's math gets: max(flops / peak, bytes / bandwidth).
+    """Return the ms below which no kernel of the problem's math gets: max(flops / peak, bytes / bandwidth).
 
     The bytes are A and B once and C once, or twice where beta reads it. It counts neither a launch nor caches
     that still hold an operand.

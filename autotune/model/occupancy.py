@@ -1,4 +1,4 @@
-"""Turns registers, threads and shared memory into an `Occupancy`: the blocks an SM holds, and why no more.
+"""Occupancy: how many blocks of a kernel an SM holds at a time, and which resource allows no more.
 
 Source: CUDA C++ Programming Guide, "Hardware Multithreading" and "Shared Memory"; allocation granularities as
 in the vendor's occupancy calculator.
@@ -6,7 +6,6 @@ in the vendor's occupancy calculator.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,7 @@ class Occupancy:
         return self.warps / self.max_warps
 
     def waves(self, grid: int) -> float:
-        """Divide a grid's blocks by those the whole GPU holds at a time.
+        """Return a grid's blocks over those that the whole GPU holds at a time.
 
         Raises:
             ValueError: No block fits on an SM.
@@ -57,11 +56,6 @@ class Occupancy:
         if not self.blocks:
             raise ValueError(f"a block does not fit on an SM: {', '.join(self.limited_by)} allow none")
         return grid / (self.blocks * self.sm_count)
-
-    def wave_efficiency(self, grid: int) -> float:
-        """Share of the block slots that a grid fills, its waves rounded up, 0 to 1 (wave quantisation)."""
-        waves = self.waves(grid)
-        return waves / math.ceil(waves)
 
 
 def occupancy(
@@ -87,7 +81,7 @@ def occupancy(
 def block_limits(
     device: Device, registers: Any, threads: Any, shared_bytes: Any, carve_out: int | None = None
 ) -> dict[str, Any]:
-    """Give the resident blocks that each resource alone allows; the numbers may be columns of integers."""
+    """Return the resident blocks that each resource alone allows; the numbers may be columns of integers."""
     warps = -(-threads // WARP)
     register_unit = -(-registers * WARP // REGISTER_GRANULARITY) * REGISTER_GRANULARITY  # of one warp
     register_warps = SCHEDULERS * (device.registers_per_sm // SCHEDULERS // np.maximum(register_unit, 1))
@@ -99,3 +93,14 @@ def block_limits(
         "warps": device.max_threads_per_sm // WARP // warps,
         "blocks": np.full_like(warps, device.max_blocks_per_sm),
     }
+
+
+def resident_blocks(device: Device, grid: Any, registers: Any, threads: Any, shared_bytes: Any) -> Any:
+    """Return the blocks that an SM can hold, those that the busiest SM runs, and how many of these at a time.
+
+    The numbers may be columns of integers. The last is 1 at least: it divides.
+    """
+    limits = block_limits(device, registers, threads, shared_bytes)
+    blocks = np.minimum.reduce([np.asarray(limit) for limit in limits.values()])
+    queue = -(-grid // device.sm_count)
+    return blocks, queue, np.maximum(1, np.minimum(blocks, queue))

@@ -252,7 +252,7 @@ def explain(
     binary = _compiled(source, device)
     values = space.values(config, problem, device)
     BM, BN = (int(values.get(name, 1)) for name in ("BM", "BN"))
-    TM, TN = _reading_tile(values)
+    TM, TN = estimate.reading_tile(space, values)
     shared = source.launch.shared_bytes + binary.shared_bytes
     if not shared:
         BM, BN = TM, TN  # threads share nothing but what the cache keeps
@@ -264,7 +264,7 @@ def explain(
         )
     traffic, lines, miniature, miniature_source = _counted(space, config, problem, device)
     try:
-        modelled = estimate.estimate(values, problem, device, binary.registers, binary.spill_bytes)
+        modelled = estimate.estimate(space, values, problem, device, binary.registers, binary.spill_bytes)
     except ConfigError:
         modelled = None
     queue = -(-blocks // device.sm_count)
@@ -296,15 +296,6 @@ def explain(
         vs_cublas=measured.vs_cublas if measured else None,
         bottleneck=_bottleneck(modelled, efficiency, shared, problem, device),
     )
-
-
-def _reading_tile(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Give the outputs of those who read shared memory for themselves: a thread, a warp, or a warpgroup."""
-    if "warpgroups" in values:
-        return 64, int(values["columns"])
-    pairs = (("TM", "WM"), ("TN", "WN"))
-    TM, TN = (int(values.get(thread, values.get(warp, 1))) for thread, warp in pairs)
-    return TM, TN
 
 
 def differing(a: Account, b: Account) -> list[str]:

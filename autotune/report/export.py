@@ -55,7 +55,7 @@ class Export:
     def name(self) -> str:
         """Name of its launch function and of its files."""
         problem = self.problem
-        words = ["autotune", "sgemm", problem.layout, *map(str, (problem.m, problem.n, problem.k))]
+        words = ["autotune_sgemm", problem.layout, *map(str, (problem.m, problem.n, problem.k))]
         words += ["beta"] * problem.beta + [problem.math] * (problem.math != "ffma")
         return "_".join(words)
 

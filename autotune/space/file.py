@@ -43,7 +43,12 @@ _KEYS = {
     "constraints": ("expr", "reason"),
     "search": ("expr", "reason"),
 }
-_SECTIONS = ("family", "summary", "extends", "serves", *_KEYS, "launch", "presets", "ladder")
+_ADAPTS = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
+    *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
+    *("unroll_stages", "fragment_pipeline", "min_blocks"),
+)
+_HEAD = ("family", "summary", "model", "adapts", "serves")
+_SECTIONS = (*_HEAD, "extends", *_KEYS, "launch", "presets", "ladder")
 _CHANGEABLE = ("parameters", "constraints", "search", "presets")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
@@ -66,6 +71,8 @@ class SpaceFile:
         path: The file.
         family: Stem shared by the space file and its template.
         summary: One line.
+        model: Family whose model estimates this one's time; None if the file does not say.
+        adapts: Parameters that may change when a config is fitted to a problem or a device.
         parameters: Name to its values, in order.
         known: Name to its values and to those of an extended file: rules, presets and configs may name them.
         meanings: Name of a parameter or derived quantity to its one-line meaning.
@@ -88,6 +95,8 @@ class SpaceFile:
     path: Path
     family: str
     summary: str
+    model: str | None
+    adapts: tuple[str, ...]
     parameters: dict[str, tuple[Value, ...]]
     known: dict[str, tuple[Value, ...]]
     meanings: dict[str, str]
@@ -161,7 +170,7 @@ def read_heading(path: Path) -> Heading | SpaceFile:
     except ValueError:  # such as a "[" within a text of several lines
         return read_space_file(path)
     said_later = "serves" not in content and "serves" in text[len(beginning) :]
-    if said_later or not content.keys() <= {"family", "summary", "serves"}:
+    if said_later or not content.keys() <= {*_HEAD}:
         return read_space_file(path)
     reader = _Reader(content, path)
     reader.codes = _codes(reader.words)
@@ -252,6 +261,9 @@ def _extended(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict
     for section, entries in changes.items():
         if section in ("extends", "summary"):
             continue
+        if section in ("model", "adapts"):
+            merged[section] = entries
+            continue
         if section not in _CHANGEABLE or not isinstance(entries, dict):
             raise SpaceError(
                 f"{where}: {section!r} has no place in a file that extends another: "
@@ -327,6 +339,8 @@ class _Reader:
             path=self.path,
             family=family,
             summary=str(self.content.get("summary", "")),
+            model=self.model(),
+            adapts=self.adapts(),
             parameters=self.parameters,
             known=self.known,
             meanings=self.meanings,
@@ -348,6 +362,23 @@ class _Reader:
 
     def family(self) -> str:
         return self.name(self.text(self.content, "family", "family"), "family")
+
+    def model(self) -> str | None:
+        return (
+            self.name(self.text(self.content, "model", "model"), "model") if "model" in self.content else None
+        )
+
+    def adapts(self) -> tuple[str, ...]:
+        """Read which parameters adapt; where the file does not say, those with the usual names."""
+        if "adapts" not in self.content:
+            return tuple(name for name in _ADAPTS if name in self.parameters)
+        stated = self.content["adapts"]
+        if not isinstance(stated, list) or not all(isinstance(name, str) for name in stated):
+            self.refuse("adapts must be a list of parameters")
+        unknown = [name for name in stated if name not in self.parameters]
+        if unknown:
+            self.refuse(f"adapts names {unknown[0]!r}: give parameters, of {', '.join(self.parameters)}")
+        return tuple(stated)
 
     def math(self) -> str | None:
         """Read the arithmetic that the family serves."""

@@ -28,10 +28,6 @@ from autotune.space.file import (
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
-ADAPTABLE = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
-    *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
-    *("unroll_stages", "fragment_pipeline", "min_blocks"),
-)
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
 
 
@@ -155,6 +151,21 @@ class Space:
     def summary(self) -> str:
         """One line."""
         return self._file.summary
+
+    @property
+    def model(self) -> str | None:
+        """Family whose model estimates this one's time; None if the file does not say."""
+        return self._file.model
+
+    @property
+    def adapts(self) -> tuple[str, ...]:
+        """Parameters that may change when a config is fitted to a problem or a device."""
+        return self._file.adapts
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the parameters and derived quantities."""
+        return frozenset((*self._file.parameters, *self._file.derived))
 
     @property
     def parameters(self) -> dict[str, tuple[Value, ...]]:
@@ -291,22 +302,21 @@ class Space:
         if broken:
             raise ConfigError(f"config {config.id} is not legal on {device.name}: " + "; ".join(broken))
 
-    def fitted(
-        self, config: Config, problem: Problem, device: Device, free: Collection[str] = ADAPTABLE
-    ) -> Config:
-        """Return the config itself if it is legal, else the nearest legal one that differs in ``free`` only.
+    def fitted(self, config: Config, problem: Problem, device: Device, keep: Collection[str] = ()) -> Config:
+        """Return the config itself if it is legal, else the nearest legal one that differs in `adapts` only.
 
         Args:
             config: Of this space.
             problem: What it shall compute.
             device: Where.
-            free: Parameters that may change; those that the space does not have are ignored.
+            keep: Parameters that may not change even so.
 
         Raises:
             SpaceError: No such config is legal.
         """
         if not self.violations(config, problem, device):
             return config
+        free = {*self.adapts} - {*keep}
         choices = {name: self._file.known[name] if name in free else (config[name],) for name in config}
         constraints = tuple(rule for rule in self.rules if not rule.narrows)
         legal = Space(replace(self._file, parameters=choices, rules=constraints)).enumerate(problem, device)

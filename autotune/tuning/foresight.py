@@ -65,7 +65,7 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
     for each in spaces:
         trial_header(each, problem, device)  # without NVRTC there is nothing to begin
     candidates = Candidates(spaces, problem, device)
-    unknown = [family.name for family in candidates.families if not _estimates(family.space, candidates)]
+    unknown = [family.name for family in candidates.families if not knows(family.space)]
     if unknown and len(unknown) < len(candidates.families):
         candidates = Candidates([each for each in spaces if each.family not in unknown], problem, device)
     progress = request.progress(problem)
@@ -103,13 +103,6 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
     return record
 
 
-def _estimates(space: Space, candidates: Candidates) -> bool:
-    """Return whether the model knows a family."""
-    family = next(each for each in candidates.families if each.space is space)
-    values = space.values(family.legal.config(0), candidates.problem, candidates.device)
-    return knows(values)
-
-
 def _stored(candidates: Candidates, root: Path | None) -> list[int]:
     """Number the winners of earlier searches, measured or estimated."""
     numbers: list[int] = []
@@ -129,7 +122,7 @@ def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: in
     preset comes in the first round, chance deciding between several; then one more of each, and so on.
 
     Raises:
-        ConfigError: The model needs a name that the family lacks.
+        ConfigError: There is no model for the space.
     """
     points, _, _ = _ranked(space, legal, problem, device, seed)
     return [int(point) for point in points]
@@ -139,7 +132,7 @@ def _ranked(
     space: Space, legal: Legal, problem: Problem, device: Device, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
     """Order a legal list as `order` says; of each point its round and its estimate too."""
-    cost = estimate_columns(space.columns(legal, problem, device), problem, device).astype(np.float32)
+    cost = estimate_columns(space, space.columns(legal, problem, device), problem, device).astype(np.float32)
     best_first = np.lexsort((_chance(legal, seed), _steps(space, legal), cost))
     ranked = cost[best_first]
     begins = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # of each set of ties
@@ -153,7 +146,7 @@ def _ordered(candidates: Candidates, seed: int) -> Iterator[int]:
     numbers, turns, costs = [], [], []
     for family in candidates.families:
         space, legal = family.space, family.legal
-        if _estimates(space, candidates):
+        if knows(space):
             points, turn, cost = _ranked(space, legal, candidates.problem, candidates.device, seed)
         else:
             points = np.lexsort((_chance(legal, seed), _steps(space, legal)))
@@ -204,7 +197,7 @@ class _Model:
 
     def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates
-        self._known = {family.name: _estimates(family.space, candidates) for family in candidates.families}
+        self._known = {family.name: knows(family.space) for family in candidates.families}
         self._finished: list[tuple[int, Outcome]] = []
         self._submitted = 0
 
@@ -228,7 +221,7 @@ class _Model:
         outcome: Outcome
         try:
             if self._known[space.family]:
-                outcome = estimate(values, problem, device, binary.registers, binary.spill_bytes)
+                outcome = estimate(space, values, problem, device, binary.registers, binary.spill_bytes)
             else:  # the order itself
                 outcome = Estimate(float(self._submitted), binary.registers, binary.spill_bytes, {})
         except ConfigError as error:  # not one block fits on an SM

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -27,7 +27,7 @@ from autotune.families.estimate import estimate_columns
 from autotune.paths import cache_dir
 from autotune.records.files import record_path
 from autotune.records.trials import TrialHeader, read_header, trials_path
-from autotune.space.space import ADAPTABLE, Legal, Space
+from autotune.space.space import Legal, Space
 from autotune.values.device import Device, known_devices
 from autotune.values.problem import Problem
 
@@ -57,7 +57,7 @@ def warm_starts(
     logs = [log for log in _logs(space.family, root or cache_dir()) if log.path != own]
     here = [log for log in logs if log.header.device.slug == device.slug]
     elsewhere = [log for log in logs if log.header.device.slug != device.slug]
-    near = _Near(legal)
+    near = _Near(legal, space.adapts)
     chosen: list[int] = []
     for some, most in ((here, LOGS), (elsewhere, OTHER_LOGS)):
         rankings: list[list[int]] = []
@@ -120,7 +120,7 @@ def _ranking(log: _Log, space: Space, near: _Near, problem: Problem, device: Dev
 
 def _estimates(space: Space, points: Legal, problem: Problem, device: Device) -> NDArray[np.float64]:
     with np.errstate(all="ignore"):  # a config that is not legal may have no tile, or no step along k
-        return np.asarray(estimate_columns(space.columns(points, problem, device), problem, device))
+        return np.asarray(estimate_columns(space, space.columns(points, problem, device), problem, device))
 
 
 def _measured(path: Path, legal: Legal) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
@@ -153,9 +153,9 @@ def _measured(path: Path, legal: Legal) -> tuple[NDArray[np.int16], NDArray[np.f
 class _Near:
     """Finds configs in a legal list, or the points with the same tile that are nearest to them."""
 
-    def __init__(self, legal: Legal) -> None:
+    def __init__(self, legal: Legal, adapts: Collection[str]) -> None:
         self.legal = legal
-        self._tile = [i for i, name in enumerate(legal.names) if name not in ADAPTABLE]
+        self._tile = [i for i, name in enumerate(legal.names) if name not in adapts]
         self._weights = np.random.default_rng(0).integers(-(2**62), 2**62, len(self._tile))
         hashes = np.zeros(len(legal), np.int64)  # they wrap around, alike here and in `find`
         for i, weight in zip(self._tile, self._weights, strict=True):
@@ -164,7 +164,7 @@ class _Near:
         self._hashes = hashes[self._order]
 
     def find(self, row: NDArray[np.int16]) -> int | None:
-        """Find a config by its ordinals, else what differs least from it in `ADAPTABLE` alone, else None."""
+        """Find a config by its ordinals, else what differs least from it in what adapts alone, else None."""
         wanted = (row[self._tile].astype(np.int64) * self._weights).sum()
         begin, end = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
         alike = self._order[begin:end]
