@@ -10,7 +10,7 @@ from made_records import made, made_estimate
 
 from autotune import records
 from autotune.errors import RecordError, UsageError
-from autotune.records import archive
+from autotune.records import Store, archive
 from autotune.records.archive import read_archive, write_archive
 from autotune.values.problem import Problem
 
@@ -41,7 +41,8 @@ def test_the_files_lie_in_the_archive_as_in_a_folder_of_records(tmp_path):
     assert (
         names
         == [
-            records.record_path(each.device, each.family, each.problem, root=tmp_path, estimated=estimated)
+            Store(tmp_path)
+            .path(each.device, each.family, each.problem, estimated=estimated)
             .relative_to(tmp_path)
             .as_posix()
             for each, estimated in ((RECORDS[2], True), (RECORDS[1], False), (RECORDS[0], False))

@@ -8,6 +8,7 @@ import pytest
 from made_records import H200, SGEMM, fitted, made
 from stub_gpu import FACTS, measured
 
+from autotune.code.depot import Depot
 from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
 from autotune.tuning.audit import TOLERANCE, audit, staleness
@@ -60,7 +61,7 @@ def record(**changes):
 
 def test_what_holds_stays_as_it_is(root):
     worker, stored = Answering(winner=measured(1.0 + 0.9 * TOLERANCE)), record()
-    finding = audit(stored, worker, root=root)
+    finding = audit(stored, worker, Depot(root))
     assert (finding.state, finding.why, finding.now_ms) == ("holds", "", 1.0 + 0.9 * TOLERANCE)
     assert finding.renewed is stored
     assert worker.asked == [["winner"]]
@@ -70,7 +71,7 @@ def test_what_holds_stays_as_it_is(root):
 @pytest.mark.parametrize(("now", "state"), [(1.2, "slower"), (0.8, "faster")])
 def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
     worker, stored = Answering(winner=measured(now), other=measured(1.1)), record()
-    finding = audit(stored, worker, root=root)
+    finding = audit(stored, worker, Depot(root))
     assert finding.state == state
     assert finding.why == f"by more than 5 %: 1 ms then, {now:g} ms now"
     assert worker.asked == [["winner"], ["winner", "other"]]
@@ -88,7 +89,7 @@ def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
 
 def test_a_stale_record_is_proved_and_timed_without_a_search(root):
     stored = record(code_digest="0" * 64, template_digest="1" * 64)
-    finding = audit(stored, Answering(winner=measured(1.0), other=measured(3.0)), root=root)
+    finding = audit(stored, Answering(winner=measured(1.0), other=measured(3.0)), Depot(root))
     source = render(SGEMM, WINNER, PROBLEM, H200)
     assert finding.state == "stale"
     assert finding.renewed.config == WINNER
@@ -100,7 +101,7 @@ def test_a_stale_record_is_proved_and_timed_without_a_search(root):
 
 def test_a_finalist_takes_the_place_of_a_winner_that_fails(root):
     wrong = Rejected("correctness", "C[0, 0] is off by 3")
-    finding = audit(record(), Answering(winner=wrong, other=measured(1.5)), root=root)
+    finding = audit(record(), Answering(winner=wrong, other=measured(1.5)), Depot(root))
     assert finding.state == "failed"
     assert finding.why == "correctness: C[0, 0] is off by 3; its best finalist takes its place"
     assert finding.now_ms is None
@@ -110,7 +111,7 @@ def test_a_finalist_takes_the_place_of_a_winner_that_fails(root):
 
 def test_nothing_is_left_when_all_fail(root):
     crash = Rejected("crash", "illegal address")
-    finding = audit(record(), Answering(winner=crash, other=crash), root=root)
+    finding = audit(record(), Answering(winner=crash, other=crash), Depot(root))
     assert (finding.state, finding.why, finding.renewed) == ("failed", "crash: illegal address", None)
 
 
@@ -118,7 +119,9 @@ def test_a_config_that_is_not_legal_any_more_is_not_run(root):
     illegal = made(PROBLEM, config=WINNER, others=[])
     config = {**illegal.config, "vec_b": 4, "BK": 8, "stages": 4, "BM": 256, "TM": 1}
     worker = Answering(other=measured(1.0))
-    finding = audit(type(illegal)(**{**vars(illegal), "config": config, "finalists": ()}), worker, root=root)
+    finding = audit(
+        type(illegal)(**{**vars(illegal), "config": config, "finalists": ()}), worker, Depot(root)
+    )
     assert finding.state == "failed"
     assert finding.why.startswith("constraint: ")
     assert worker.asked == []
@@ -127,14 +130,14 @@ def test_a_config_that_is_not_legal_any_more_is_not_run(root):
 def test_cold_records_are_timed_cold(root):
     stored = record()
     worker = Answering(winner=measured(1.0))
-    audit(replace(stored, timing=replace(stored.timing, l2="cold")), worker, root=root)
+    audit(replace(stored, timing=replace(stored.timing, l2="cold")), worker, Depot(root))
     assert worker.started == [(PROBLEM, True)]
 
 
 def test_staleness_needs_no_gpu(root):
-    assert staleness(record(), root) is None
-    assert "the record is stale" in staleness(record(code_digest="0" * 64), root)
+    assert staleness(record(), Depot(root)) is None
+    assert "the record is stale" in staleness(record(code_digest="0" * 64), Depot(root))
     unknown = replace(record().device, name="A GPU of the future", sm_count=999)
-    assert staleness(replace(record(code_digest="0" * 64), device=unknown), root) is None
+    assert staleness(replace(record(code_digest="0" * 64), device=unknown), Depot(root)) is None
     with pytest.raises(SpaceError, match="family 'mine' is unknown"):
-        staleness(replace(record(), family="mine"), root)
+        staleness(replace(record(), family="mine"), Depot(root))

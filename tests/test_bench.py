@@ -14,7 +14,6 @@ from made_records import made
 from stub_bench import measured, timing
 from test_records import make_record
 
-from autotune import records
 from autotune.cli import bench as command
 from autotune.code.render import render
 from autotune.errors import DeviceError, Rejected, UsageError
@@ -22,6 +21,7 @@ from autotune.kernel.choices import Choice
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Compared, Comparison
 from autotune.measure.timing import fastest, timed_beta
 from autotune.measure.worker import GpuWorker
+from autotune.records import Store
 from autotune.report.bench import Failure, Report, Row, bench, geometric_mean
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -319,7 +319,7 @@ def root(tmp_path_factory):
     """A folder with records of 64 cubed, with and without beta, and of nothing else."""
     folder = tmp_path_factory.mktemp("records")
     for beta in (0, 1):
-        records.write(winner(replace(SMALL, beta=beta)).record, root=folder)
+        Store(folder).write(winner(replace(SMALL, beta=beta)).record)
     return folder
 
 
@@ -333,8 +333,8 @@ def test_only_kernels_on_tensor_cores_run_where_tf32_is_allowed(tmp_path, monkey
     space = Space.load("sgemm_3xtf32")
     tensor = replace(SMALL, math="3xtf32")
     config = space.fitted(space.presets["two_warps"], tensor, H200)
-    records.write(made(tensor, space=space, config=config), root=tmp_path)
-    records.write(winner().record, root=tmp_path)
+    Store(tmp_path).write(made(tensor, space=space, config=config))
+    Store(tmp_path).write(winner().record)
     service = "stub_bench:serve_telling_the_override"
     (first,) = bench([shape("fp32")], root=tmp_path, service=service).timed
     both = bench([shape("fp32"), shape("tensor", problem=tensor)], root=tmp_path, service=service).timed
@@ -394,7 +394,7 @@ def test_a_gpu_that_is_lost_for_good_fails_the_rest_without_ending_the_run(root,
 
 def test_a_record_whose_code_changed_is_not_timed(tmp_path):
     stale = winner().record
-    records.write(replace(stale, code_digest="0" * 64), root=tmp_path)
+    Store(tmp_path).write(replace(stale, code_digest="0" * 64))
     made = bench([shape("stale")], root=tmp_path, service=STUB)
     assert made.timed == ()
     assert "stale" in made.rows[0].missing

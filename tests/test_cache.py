@@ -8,6 +8,7 @@ import pytest
 
 from autotune import records
 from autotune.code.render import render
+from autotune.records import Store
 from autotune.space.space import Space
 from autotune.values.device import named_device
 
@@ -26,7 +27,7 @@ def test_a_committed_record_serves(path):
     space = Space.load(record.family)
     source = render(space, space.config(record.config), record.problem, device)
     assert records.serves(record, device, record.problem, source) is None
-    assert records.record_path(device, record.family, record.problem, root=CACHE) == path
+    assert Store(CACHE).path(device, record.family, record.problem) == path
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -13,6 +13,7 @@ from autotune import records
 from autotune.errors import DeviceError, SpaceError, UsageError
 from autotune.kernel.best import _fastest, _tune
 from autotune.measure.worker import GpuWorker
+from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning import tuner
 from autotune.tuning.budget import Budget
@@ -48,7 +49,7 @@ def test_every_shape_gets_its_winner(bench):
     assert bench.measured.total() == 3 * 15  # each space was searched to its end, long before the time was up
     for tuned in found:
         assert tuned.record.search.complete
-        stored = records.find(H200, "plain", tuned.shape.problem, root=bench.root)
+        stored = Store(bench.root).find(H200, "plain", tuned.shape.problem)
         assert records.to_json(stored) == records.to_json(tuned.record)
 
 
@@ -260,9 +261,9 @@ def test_a_kernel_of_any_math_searches_for_those_that_have_no_record(bench):
     machine = SimpleNamespace(device=H200, ordinal=0)
     problems = [Problem(64, 64, 8, math=math) for math in MATHS]
     space = Space.load(bench.few)
-    _tune(problems, machine, "20s", space, bench.root)
-    assert _fastest(problems, machine, "exact", [space], bench.root) == problems[0]
+    _tune(problems, machine, "20s", space, Store(bench.root))
+    assert _fastest(problems, machine, "exact", [space], Store(bench.root)) == problems[0]
     assert [path.name for path in bench.root.glob("*/*.json")] == [f"plain_{problems[0].key}.json"]
     count = bench.measured.total()
-    _tune(problems, machine, "20s", space, bench.root)
+    _tune(problems, machine, "20s", space, Store(bench.root))
     assert bench.measured.total() == count == 15

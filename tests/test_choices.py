@@ -12,7 +12,7 @@ from made_records import H200, SGEMM, fitted, made, made_estimate
 from autotune import records
 from autotune.errors import RecordError, UsageError
 from autotune.kernel.choices import Choices, distance
-from autotune.records import jsontext, typed
+from autotune.records import Store, jsontext, typed
 from autotune.space.space import Space
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
@@ -22,7 +22,7 @@ A100, H100 = named_device("a100"), named_device("h100sxm")
 
 
 def choices(root, problem=PROBLEM, device=H200, spaces=(SGEMM,)):
-    return Choices(problem, device, spaces=spaces, root=root)
+    return Choices(problem, device, Store(root), spaces=spaces)
 
 
 def first(root, **words):
@@ -34,8 +34,8 @@ def first(root, **words):
 
 def test_the_record_of_this_problem_goes_first(tmp_path):
     record = made(PROBLEM)
-    records.write(record, root=tmp_path)
-    records.write(made(Problem(200, 136, 80)), root=tmp_path)
+    Store(tmp_path).write(record)
+    Store(tmp_path).write(made(Problem(200, 136, 80)))
     choice = first(tmp_path)
     assert (choice.served, choice.record, dict(choice.config)) == ("exact", record, dict(record.config))
     assert choice.source.code_digest == record.code_digest
@@ -44,15 +44,15 @@ def test_the_record_of_this_problem_goes_first(tmp_path):
 
 def test_the_fastest_of_several_families_serves(tmp_path):
     other = Space.load("shared_tile")
-    records.write(made(PROBLEM, ms=2.0), root=tmp_path)
-    records.write(made(PROBLEM, ms=1.0, space=other, preset="shared_tile"), root=tmp_path)
+    Store(tmp_path).write(made(PROBLEM, ms=2.0))
+    Store(tmp_path).write(made(PROBLEM, ms=1.0, space=other, preset="shared_tile"))
     found = list(choices(tmp_path, spaces=(SGEMM, other)).exact())
     assert [choice.space.family for choice in found] == ["shared_tile", "sgemm"]
 
 
 def test_finalists_follow_the_winner(tmp_path):
     others = [fitted(PROBLEM, preset) for preset in ("small_block", "middle_block")]
-    records.write(made(PROBLEM, others=others), root=tmp_path)
+    Store(tmp_path).write(made(PROBLEM, others=others))
     found = list(choices(tmp_path).exact())
     assert [choice.config for choice in found] == [fitted(PROBLEM), *others]
     assert [choice.place.partition(" of ")[0] for choice in found] == ["the record", *["a finalist"] * 2]
@@ -60,8 +60,8 @@ def test_finalists_follow_the_winner(tmp_path):
 
 def test_then_the_nearest_size_rendered_anew(tmp_path):
     near, far = Problem(200, 136, 64), Problem(4000, 4000, 4000)
-    records.write(made(far, preset="long_block"), root=tmp_path)
-    records.write(made(near), root=tmp_path)
+    Store(tmp_path).write(made(far, preset="long_block"))
+    Store(tmp_path).write(made(near))
     found = [choice for choice in choices(tmp_path).all() if choice.served == "nearest"]
     assert found[0].record.problem == near
     assert found[0].source.problem == PROBLEM
@@ -72,21 +72,21 @@ def test_then_the_nearest_size_rendered_anew(tmp_path):
 def test_a_near_config_is_adapted_until_it_is_legal(tmp_path):
     record = made(Problem(256, 256, 72))
     assert record.config["edge"] == "exact"
-    records.write(record, root=tmp_path)
+    Store(tmp_path).write(record)
     choice = first(tmp_path, problem=Problem(255, 257, 71))
     assert (choice.served, choice.config["edge"], choice.config["vec_b"]) == ("nearest", "guarded", 1)
 
 
 def test_the_same_layout_is_preferred(tmp_path):
     for layout in ("nn", "tn"):
-        records.write(made(Problem(200, 136, 80, layout)), root=tmp_path)
+        Store(tmp_path).write(made(Problem(200, 136, 80, layout)))
     for layout in ("nn", "tn"):
         assert first(tmp_path, problem=Problem(200, 136, 72, layout)).record.problem.layout == layout
 
 
 def test_then_another_device_of_the_same_compute_capability(tmp_path):
-    records.write(made(PROBLEM, device=A100), root=tmp_path)
-    records.write(made(PROBLEM, device=H100), root=tmp_path)  # with as many multiprocessors as an H200
+    Store(tmp_path).write(made(PROBLEM, device=A100))
+    Store(tmp_path).write(made(PROBLEM, device=H100))  # with as many multiprocessors as an H200
     found = list(choices(tmp_path).all())
     ours = [choice for choice in found if choice.served == "other-device"]
     assert {choice.record.device.name for choice in ours} == {H100.name}
@@ -95,7 +95,7 @@ def test_then_another_device_of_the_same_compute_capability(tmp_path):
 
 def test_the_same_name_with_fewer_multiprocessors_is_another_device(tmp_path):
     smaller = dataclasses.replace(H200, sm_count=114)
-    records.write(made(PROBLEM, device=smaller), root=tmp_path)
+    Store(tmp_path).write(made(PROBLEM, device=smaller))
     served = [choice.served for choice in choices(tmp_path).all()]
     assert "exact" not in served
     assert served.index("other-device") > served.index("nearest")  # the nearest come with the package
@@ -114,13 +114,13 @@ def test_at_last_a_preset(tmp_path):
 def test_something_always_answers(tmp_path, size, layout):
     for target in ("h200", "t4", "rtx4090"):
         problem, device = Problem(*size, layout, 1), named_device(target)
-        choice = next(Choices(problem, device, root=tmp_path).all())
+        choice = next(Choices(problem, device, Store(tmp_path)).all())
         assert not choice.space.violations(choice.config, problem, device)
 
 
 def test_no_config_comes_twice(tmp_path):
     for k in (64, 80, 96):
-        records.write(made(Problem(200, 136, k)), root=tmp_path)
+        Store(tmp_path).write(made(Problem(200, 136, k)))
     found = [(choice.space.family, choice.config) for choice in choices(tmp_path).all()]
     assert len(found) == len(set(found))
 
@@ -141,7 +141,7 @@ def test_distance_is_symmetric_and_counts_each_extent():
 
 
 def test_estimates_never_serve(tmp_path):
-    records.write(made_estimate(PROBLEM), root=tmp_path)
+    Store(tmp_path).write(made_estimate(PROBLEM))
     assert list(choices(tmp_path).exact()) == []
     assert all(
         choice.record is None or choice.record.evidence == "measured" for choice in choices(tmp_path).all()
@@ -150,14 +150,14 @@ def test_estimates_never_serve(tmp_path):
 
 
 def test_a_stale_record_never_serves_as_exact(tmp_path):
-    records.write(made(PROBLEM, code_digest="0" * 64), root=tmp_path)
+    Store(tmp_path).write(made(PROBLEM, code_digest="0" * 64))
     assert list(choices(tmp_path).exact()) == []
     assert "the record is stale" in choices(tmp_path).missing()
 
 
 def test_a_record_under_another_name_never_serves(tmp_path):
-    path = records.write(made(Problem(200, 136, 80)), root=tmp_path)
-    wrong = records.record_path(H200, "sgemm", PROBLEM, root=tmp_path)
+    path = Store(tmp_path).write(made(Problem(200, 136, 80)))
+    wrong = Store(tmp_path).path(H200, "sgemm", PROBLEM)
     path.rename(wrong)
     with pytest.warns(UserWarning, match="its content belongs in"):
         found = list(choices(tmp_path).all())
@@ -165,7 +165,7 @@ def test_a_record_under_another_name_never_serves(tmp_path):
 
 
 def test_a_newer_record_is_left_alone_and_passed_over(tmp_path):
-    path = records.write(made(PROBLEM), root=tmp_path)
+    path = Store(tmp_path).write(made(PROBLEM))
     path.write_text('{"schema": 999}')
     assert first(tmp_path).served == "nearest"
     assert "schema 999 is newer" in choices(tmp_path).missing()
@@ -180,7 +180,7 @@ def test_the_users_own_records_lie_above_those_of_the_package(tmp_path):
     shipped = first(tmp_path, problem=problem)
     assert (shipped.served, shipped.record.device.name) == ("exact", "NVIDIA H200")
     slower = made(problem, ms=50.0)
-    records.write(slower, root=tmp_path)
+    Store(tmp_path).write(slower)
     assert [choice.record for choice in choices(tmp_path, problem=problem).exact()][:2] == [
         slower,
         shipped.record,
@@ -201,9 +201,8 @@ def served(root: Path) -> list[object]:
         found = list(choices(root).exact())
     for warning in caught:
         message = str(warning.message)
-        assert message.startswith(
-            "record ignored, renamed to sgemm_f32_nn_m200_n136_k72_beta0_ffma.json.bad: "
-        )
+        assert message.startswith(f"record ignored: {root}")
+        assert "sgemm_f32_nn_m200_n136_k72_beta0_ffma.json: " in message
         assert "\n" not in message
     for choice in found:  # whatever serves is the kernel of its config, for this problem
         assert choice.source.problem == PROBLEM
@@ -213,7 +212,7 @@ def served(root: Path) -> list[object]:
 
 
 def test_a_record_cut_at_every_byte_never_serves(tmp_path):
-    path = records.record_path(H200, "sgemm", PROBLEM, root=tmp_path)
+    path = Store(tmp_path).path(H200, "sgemm", PROBLEM)
     path.parent.mkdir()
     text = jsontext.compact(typed.plain(RECORD))
     path.write_text(text)
@@ -221,8 +220,7 @@ def test_a_record_cut_at_every_byte_never_serves(tmp_path):
     for length in range(len(text)):
         path.write_text(text[:length])
         assert served(tmp_path) == [], length
-        assert not path.exists()
-        assert path.with_name(f"{path.name}.bad").read_text() == text[:length]
+        assert path.read_text() == text[:length]
 
 
 def _paths(value, at=()):
@@ -235,7 +233,7 @@ def _paths(value, at=()):
 
 @pytest.mark.parametrize("wrong", [None, True, -7, 7, 1.5, "x", [], {}], ids=repr)
 def test_a_record_with_any_field_of_another_value_never_serves_a_wrong_kernel(tmp_path, wrong):
-    path = records.record_path(H200, "sgemm", PROBLEM, root=tmp_path)
+    path = Store(tmp_path).path(H200, "sgemm", PROBLEM)
     path.parent.mkdir()
     plain = typed.plain(RECORD)
     identity = {"problem", "config", "launch", "code_digest", "family", "schema"}
@@ -253,17 +251,17 @@ def test_a_record_with_any_field_of_another_value_never_serves_a_wrong_kernel(tm
             assert found == [], at  # another kernel, or another problem
 
 
-def test_a_broken_near_record_is_set_aside_and_the_next_serves(tmp_path):
-    path = records.write(made(Problem(200, 136, 80)), root=tmp_path)
+def test_a_broken_near_record_is_passed_over_and_the_next_serves(tmp_path):
+    path = Store(tmp_path).write(made(Problem(200, 136, 80)))
     path.write_text(path.read_text()[:500])
     next_one = made(Problem(200, 136, 96))
-    records.write(next_one, root=tmp_path)
-    with pytest.warns(UserWarning, match=r"record ignored, renamed to .*k80_.*\.bad: .*: not JSON"):
+    Store(tmp_path).write(next_one)
+    with pytest.warns(UserWarning, match=r"record ignored: .*k80_.*\.json: not JSON"):
         assert first(tmp_path).record == next_one
 
 
 def test_files_of_any_content_are_one_line_each(tmp_path):
-    path = records.record_path(H200, "sgemm", PROBLEM, root=tmp_path)
+    path = Store(tmp_path).path(H200, "sgemm", PROBLEM)
     path.parent.mkdir()
     for content in (
         b"",

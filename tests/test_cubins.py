@@ -36,41 +36,41 @@ def compiles(monkeypatch):
 
 
 def test_a_binary_comes_back_whole(binary, tmp_path):
-    assert cubins.put(TEXT, binary, ARCH, root=tmp_path)
-    found = cubins.load(TEXT, "twice", ARCH, root=tmp_path)
+    assert cubins.put(TEXT, binary, ARCH, depot=Depot(tmp_path))
+    found = cubins.load(TEXT, "twice", ARCH, depot=Depot(tmp_path))
     assert found == binary
     assert found.seconds == binary.seconds
     assert (found.cubin, found.ptx, found.log) == (binary.cubin, binary.ptx, binary.log)
 
 
 def test_what_differs_is_another_binary(binary, tmp_path):
-    cubins.put(TEXT, binary, ARCH, root=tmp_path)
+    cubins.put(TEXT, binary, ARCH, depot=Depot(tmp_path))
     for words in (
         (TEXT.replace("2.0f", "3.0f"), "twice", ARCH),
         (TEXT, "thrice", ARCH),
         (TEXT, "twice", "sm_80"),
     ):
-        assert cubins.load(*words, root=tmp_path) is None
-    assert cubins.load(TEXT, "twice", ARCH, options=("-lineinfo",), root=tmp_path) is None
-    assert cubins.load(TEXT, "twice", ARCH, nvrtc="1.0", root=tmp_path) is None
-    assert cubins.load(TEXT, "twice", ARCH, nvrtc=binary.nvrtc, root=tmp_path) == binary
+        assert cubins.load(*words, depot=Depot(tmp_path)) is None
+    assert cubins.load(TEXT, "twice", ARCH, options=("-lineinfo",), depot=Depot(tmp_path)) is None
+    assert cubins.load(TEXT, "twice", ARCH, nvrtc="1.0", depot=Depot(tmp_path)) is None
+    assert cubins.load(TEXT, "twice", ARCH, nvrtc=binary.nvrtc, depot=Depot(tmp_path)) == binary
 
 
 def test_a_comment_changes_no_machine_code_but_the_lines_that_faults_name(binary, tmp_path):
-    cubins.put(TEXT, binary, ARCH, root=tmp_path)
-    cubins.put(TEXT, binary, ARCH, options=("-lineinfo",), root=tmp_path)
+    cubins.put(TEXT, binary, ARCH, depot=Depot(tmp_path))
+    cubins.put(TEXT, binary, ARCH, options=("-lineinfo",), depot=Depot(tmp_path))
     commented = f"// twice as much\n\n{TEXT}  // at once"
-    assert cubins.load(commented, "twice", ARCH, root=tmp_path) == binary
-    assert cubins.load(commented, "twice", ARCH, options=("-lineinfo",), root=tmp_path) is None
+    assert cubins.load(commented, "twice", ARCH, depot=Depot(tmp_path)) == binary
+    assert cubins.load(commented, "twice", ARCH, options=("-lineinfo",), depot=Depot(tmp_path)) is None
 
 
 def test_it_is_compiled_once(compiles, tmp_path):
-    first = cubins.load_or_compile(TEXT, "twice", ARCH, root=tmp_path)
-    again = cubins.load_or_compile(TEXT, "twice", ARCH, root=tmp_path)
+    first = cubins.load_or_compile(TEXT, "twice", ARCH, depot=Depot(tmp_path))
+    again = cubins.load_or_compile(TEXT, "twice", ARCH, depot=Depot(tmp_path))
     assert isinstance(first, Binary)
     assert again == first
     assert len(compiles) == 1
-    cubins.load_or_compile(TEXT, "twice", ARCH, options=("-lineinfo",), root=tmp_path)
+    cubins.load_or_compile(TEXT, "twice", ARCH, options=("-lineinfo",), depot=Depot(tmp_path))
     assert len(compiles) == 2
 
 
@@ -78,7 +78,7 @@ def test_threads_compile_it_once(compiles, tmp_path):
     found = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(cubins.load_or_compile(TEXT, "twice", ARCH, root=tmp_path))
+            target=lambda: found.append(cubins.load_or_compile(TEXT, "twice", ARCH, depot=Depot(tmp_path)))
         )
         for _ in range(16)
     ]
@@ -91,31 +91,31 @@ def test_threads_compile_it_once(compiles, tmp_path):
 
 
 def test_a_broken_entry_is_replaced(compiles, tmp_path):
-    first = cubins.load_or_compile(TEXT, "twice", ARCH, root=tmp_path)
+    first = cubins.load_or_compile(TEXT, "twice", ARCH, depot=Depot(tmp_path))
     (path,) = Depot(tmp_path).folder.glob("cubin.*")
     whole = path.read_bytes()
     for broken in (b"", whole[:1000], whole[:-1], whole[:50] + b"\0" + whole[51:], b"x" * len(whole)):
         path.write_bytes(broken)
-        assert cubins.load(TEXT, "twice", ARCH, root=tmp_path) is None
-    again = cubins.load_or_compile(TEXT, "twice", ARCH, root=tmp_path)
+        assert cubins.load(TEXT, "twice", ARCH, depot=Depot(tmp_path)) is None
+    again = cubins.load_or_compile(TEXT, "twice", ARCH, depot=Depot(tmp_path))
     assert isinstance(again, Binary)
     assert again.registers == first.registers
-    assert cubins.load(TEXT, "twice", ARCH, root=tmp_path) == again
+    assert cubins.load(TEXT, "twice", ARCH, depot=Depot(tmp_path)) == again
     assert len(compiles) == 2
 
 
 def test_the_machine_code_that_was_measured_goes_first(binary, compiles, tmp_path):
     measured = Binary(**{**vars(binary), "cubin": b"measured", "nvrtc": "12.9"})
-    cubins.put(TEXT, measured, ARCH, root=tmp_path)
-    assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="12.9", root=tmp_path) == measured
+    cubins.put(TEXT, measured, ARCH, depot=Depot(tmp_path))
+    assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="12.9", depot=Depot(tmp_path)) == measured
     assert not compiles
-    assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="12.8", root=tmp_path) != measured
+    assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="12.8", depot=Depot(tmp_path)) != measured
     assert len(compiles) == 1
 
 
 def test_what_does_not_compile_is_said_each_time(compiles, tmp_path):
     for _ in range(2):
-        outcome = cubins.load_or_compile("nonsense", "twice", ARCH, root=tmp_path)
+        outcome = cubins.load_or_compile("nonsense", "twice", ARCH, depot=Depot(tmp_path))
         assert isinstance(outcome, Rejected)
     assert len(compiles) == 2
     assert not list(Depot(tmp_path).folder.glob("cubin.*"))
@@ -123,7 +123,7 @@ def test_what_does_not_compile_is_said_each_time(compiles, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
     (tmp_path / "file").write_text("")
-    outcome = cubins.load_or_compile(TEXT, "twice", ARCH, root=tmp_path / "file")
+    outcome = cubins.load_or_compile(TEXT, "twice", ARCH, depot=Depot(tmp_path / "file"))
     assert isinstance(outcome, Binary)
 
 
@@ -131,8 +131,9 @@ FRESH = """
 import sys
 from pathlib import Path
 from autotune.code import cubins
+from autotune.code.depot import Depot
 from autotune.code.nvrtc import nvrtc
-found = cubins.load_or_compile({text!r}, "twice", "sm_90", root=Path({root!r}))
+found = cubins.load_or_compile({text!r}, "twice", "sm_90", depot=Depot(Path({root!r})))
 print(found.digest, nvrtc.cache_info().currsize)
 """
 
@@ -153,9 +154,10 @@ def test_a_fresh_process_loads_no_compiler(tmp_path):
 def test_another_nvrtc_is_noticed(tmp_path, monkeypatch):
     from autotune.code import nvrtc
 
-    version = cubins.installed_version(tmp_path)
+    version = cubins.installed_version(Depot(tmp_path))
     assert version == nvrtc.nvrtc_version()
     monkeypatch.setattr(cubins.library, "nvrtc_identity", lambda: "another file")
     nvrtc.nvrtc.cache_clear()
-    assert cubins.installed_version(tmp_path) == version  # asked anew: what was kept is of the other file
+    # asked anew: what was kept is of the other file
+    assert cubins.installed_version(Depot(tmp_path)) == version
     assert nvrtc.nvrtc.cache_info().currsize == 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune import records
 from autotune.cli.explain import source_text, text
 from autotune.errors import ConfigError
 from autotune.measure.proof import small_problem
+from autotune.records import Store
 from autotune.report.explain import RELIEF, differing, explain, relief
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -82,7 +82,7 @@ def test_the_source_view_accounts_for_every_counter(long_block):
 
 
 def test_the_record_gives_the_measured_time():
-    record = records.find(H200, "sgemm", LARGE, root=CACHE)
+    record = Store(CACHE).find(H200, "sgemm", LARGE)
     assert record is not None
     assert record.timing is not None
     found = explain(SGEMM, SGEMM.config(record.config), LARGE, H200, record=record)

@@ -14,9 +14,11 @@ from click.testing import CliRunner
 
 from autotune.cli import export as command
 from autotune.code.compiler import Binary, compile_text
+from autotune.code.depot import Depot
 from autotune.code.render import render
 from autotune.errors import RecordMissing
 from autotune.kernel.choices import Choice
+from autotune.records import Store
 from autotune.report.export import Export, cubin_files, cuda_file, header_file, to_export
 from autotune.simulator import run_ptx
 from autotune.space.space import Space
@@ -127,7 +129,7 @@ def test_two_files_compile_and_link_into_one_program(tmp_path):
     ids=str,
 )
 def test_a_file_compiles_as_it_says(problem, tmp_path):
-    text = cuda_file(to_export(problem, H200, substitute=True))
+    text = cuda_file(to_export(problem, H200, Store(), substitute=True))
     (tmp_path / "kernel.cu").write_text(text)
     command = re.search(r"// Compile: (nvcc .*) -c ", text)
     run(*command[1].split(), "-Werror", "all-warnings", "-c", "kernel.cu", cwd=tmp_path)
@@ -254,7 +256,7 @@ def test_one_kernel_needs_no_dispatcher():
 
 def test_machine_code_comes_with_its_launch(tmp_path):
     export = preset(SMALL)
-    code, launch = cubin_files(export, tmp_path)
+    code, launch = cubin_files(export, Depot(tmp_path))
     facts = json.loads(launch)
     assert code.startswith(b"\x7fELF")
     assert facts["entry"] == "sgemm"
@@ -269,8 +271,8 @@ def test_machine_code_comes_with_its_launch(tmp_path):
 
 def test_without_a_record_nothing_is_exported_unless_asked(tmp_path):
     with pytest.raises(RecordMissing, match="autotune tune --m 33 --n 17 --k 20', or add --any"):
-        to_export(SMALL, H200, root=tmp_path)
-    export = to_export(SMALL, H200, substitute=True, root=tmp_path)
+        to_export(SMALL, H200, Store(tmp_path))
+    export = to_export(SMALL, H200, Store(tmp_path), substitute=True)
     assert export.choice.served != "exact"
     assert "not measured" in export.origin
 

@@ -12,6 +12,7 @@ from autotune.code.render import render
 from autotune.errors import RecordMissing, TuningError, UsageError
 from autotune.families.estimate import estimate_columns
 from autotune.kernel import best_kernel
+from autotune.records import Store
 from autotune.records.trials import read_trials, trials_path
 from autotune.search.candidates import Candidates
 from autotune.space.space import Space
@@ -80,8 +81,8 @@ def test_a_record_without_a_time(made):
     path = root / "Tesla_T4" / "estimated" / f"sgemm_{SMALL.key}.json"
     assert records.to_json(records.read(path)) == records.to_json(record)
     assert "_ms" not in path.read_text()
-    assert records.find(T4, "sgemm", SMALL, root=root) is None
-    assert records.find(T4, "sgemm", SMALL, root=root, estimated=True) == records.read(path)
+    assert Store(root).find(T4, "sgemm", SMALL) is None
+    assert Store(root).find(T4, "sgemm", SMALL, estimated=True) == records.read(path)
 
 
 def test_the_record_is_of_a_kernel_for_that_gpu(made):
@@ -103,7 +104,7 @@ def test_the_record_says_what_was_done(made):
 
 def test_the_log_has_every_candidate_and_every_proof(made):
     root, record, _ = made
-    path = records.record_path(T4, "sgemm", SMALL, root=root, estimated=True)
+    path = Store(root).path(T4, "sgemm", SMALL, estimated=True)
     _, trials = read_trials(trials_path(path))
     kinds = [trial["outcome"] for trial in trials]
     assert kinds.count("estimated") == record.search.outcomes["estimated"]
@@ -115,7 +116,7 @@ def test_the_log_has_every_candidate_and_every_proof(made):
 
 def test_presets_come_first(made):
     root, _, _ = made
-    path = records.record_path(T4, "sgemm", SMALL, root=root, estimated=True)
+    path = Store(root).path(T4, "sgemm", SMALL, estimated=True)
     _, trials = read_trials(trials_path(path))
     legal = SGEMM.enumerate(SMALL, T4)
     tried = {legal.index(trial["config"]) for trial in trials}

@@ -15,9 +15,9 @@ import pytest
 from made_records import H200, SGEMM, fitted, made, made_estimate
 
 import autotune
-from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import compile_text
+from autotune.code.depot import Depot
 from autotune.errors import (
     DeviceError,
     RecordMissing,
@@ -28,6 +28,7 @@ from autotune.errors import (
 from autotune.kernel import best, best_kernel, kernel, matmul
 from autotune.kernel.choices import Choices
 from autotune.kernel.kernel import Kernel
+from autotune.records import Store
 from autotune.space.space import Space
 from autotune.values.problem import Problem, Strided
 
@@ -42,7 +43,7 @@ def root(tmp_path_factory):
     """Records of small problems; what is compiled is shared by the tests of this module."""
     root = tmp_path_factory.mktemp("records")
     for problem in (PROBLEM, Problem(*SIZE, beta=1)):
-        records.write(made(problem, config=small(problem)), root=root)
+        Store(root).write(made(problem, config=small(problem)))
     return root
 
 
@@ -292,7 +293,7 @@ def quiet(*words, **named):
 def test_what_is_served_and_why(root, tmp_path):
     assert quiet(41, 24, 20, device="simulator", root=root).served == "nearest"
     smaller = dataclasses.replace(H200, name="NVIDIA H199", sm_count=100)
-    records.write(made(Problem(1, 1, 20), device=smaller), root=tmp_path)
+    Store(tmp_path).write(made(Problem(1, 1, 20), device=smaller))
     t4 = quiet(*SIZE, device="simulator:t4", root=tmp_path)
     assert (t4.served, t4.record, t4.device.name) == ("default", None, "Tesla T4")
     close(t4(X, Y), X @ Y)
@@ -315,7 +316,7 @@ def test_exact_refuses_anything_else(root):
 
 
 def test_exact_tells_of_an_estimate(tmp_path):
-    records.write(made_estimate(PROBLEM), root=tmp_path)
+    Store(tmp_path).write(made_estimate(PROBLEM))
     with pytest.raises(RecordMissing, match="there is an estimated one, which is never served"):
         best_kernel(*SIZE, policy="exact", device="simulator", root=tmp_path)
 
@@ -323,8 +324,8 @@ def test_exact_tells_of_an_estimate(tmp_path):
 def test_differences_are_said_once_in_words(monkeypatch, root):
     simulated = best.machine_of("simulator")
     monkeypatch.setattr(best, "_told", set())
-    choice = next(Choices(Problem(*SIZE), simulated.device, root=root).all())
-    binary = cubins.load_or_compile(choice.source.text, choice.source.entry, "sm_90", root=root)
+    choice = next(Choices(Problem(*SIZE), simulated.device, Store(root)).all())
+    binary = cubins.load_or_compile(choice.source.text, choice.source.entry, "sm_90", depot=Depot(root))
     assert list(best._differences(choice, binary, simulated)) == []  # nothing is timed there
     on_a_gpu = SimpleNamespace(ordinal=0)
     (said,) = best._differences(choice, dataclasses.replace(binary, nvrtc="99.9"), on_a_gpu)
@@ -351,7 +352,7 @@ def failing(monkeypatch):
 
 def test_a_winner_that_does_not_compile_is_passed_over_with_one_warning(tmp_path, failing):
     winner, finalist = small(PROBLEM), small(PROBLEM, "small_block")
-    records.write(made(PROBLEM, config=winner, others=[finalist]), root=tmp_path)
+    Store(tmp_path).write(made(PROBLEM, config=winner, others=[finalist]))
     failing.append(winner.id)
     with pytest.warns(UserWarning, match="is passed over") as caught:
         found = best_kernel(*SIZE, device="simulator", root=tmp_path)
@@ -368,7 +369,7 @@ def test_a_winner_that_does_not_compile_is_passed_over_with_one_warning(tmp_path
 @pytest.mark.filterwarnings("ignore:.*is passed over")
 def test_at_last_an_error(tmp_path, failing):
     winner = small(PROBLEM)
-    records.write(made(PROBLEM, config=winner), root=tmp_path)
+    Store(tmp_path).write(made(PROBLEM, config=winner))
     failing.append(winner.id)
     with pytest.raises(
         ToolchainError, match=r"the record of 40 x 24 x 20 nn on NVIDIA H200 fails: kernel\.cu"
@@ -558,9 +559,9 @@ def recorder(root, monkeypatch):
 
     machine = Recorder()
     monkeypatch.setattr(libraries, "ordinal_of", lambda name, address: 1 if address >= 1 << 30 else 0)
-    choice = next(Choices(PROBLEM, H200, root=root).exact())
+    choice = next(Choices(PROBLEM, H200, Store(root)).exact())
     binary = compile_text(choice.source.text, choice.source.entry, "sm_90")
-    return machine, Kernel(choice, binary, machine, root)
+    return machine, Kernel(choice, binary, machine, Depot(root))
 
 
 A, B, C = Fake((40, 20), 1 << 20), Fake((20, 24), 2 << 20), Fake((40, 24), 3 << 20)
@@ -628,13 +629,14 @@ import numpy as np, jinja2
 from pathlib import Path
 from autotune.code import cubins, nvrtc
 from autotune.kernel.choices import Choices
+from autotune.records import Store
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
 start = time.perf_counter()
-choice = next(Choices(Problem(40, 24, 20), named_device("h200"), root=Path(sys.argv[1])).all())
+choice = next(Choices(Problem(40, 24, 20), named_device("h200"), Store(sys.argv[1])).all())
 source = choice.source
 binary = cubins.load_or_compile(source.text, source.entry, "sm_90", nvrtc="13.0", options=("-lineinfo",),
-    root=Path(sys.argv[1]))
+    depot=Store(sys.argv[1]).depot)
 print(choice.served, len(binary.cubin) > 0, nvrtc.nvrtc.cache_info().currsize, time.perf_counter() - start)
 """
 
@@ -674,8 +676,8 @@ BOTH = Problem(64, 64, 72)  # there is no record of it in cache/
 def measured_in_both(root, fp32_ms, tensor_ms):
     tensor = dataclasses.replace(BOTH, math="3xtf32")
     config = TENSOR.fitted(TENSOR.presets["two_warps"], tensor, H200)
-    records.write(made(BOTH, config=small(BOTH), ms=fp32_ms), root=root)
-    records.write(made(tensor, config=config, space=TENSOR, ms=tensor_ms), root=root)
+    Store(root).write(made(BOTH, config=small(BOTH), ms=fp32_ms))
+    Store(root).write(made(tensor, config=config, space=TENSOR, ms=tensor_ms))
 
 
 @pytest.mark.parametrize(("times", "math"), [((1.0, 2.0), "ffma"), ((2.0, 1.0), "3xtf32")])

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from test_render import assert_tidy
 
-from autotune import records
 from autotune.cli.ladder import show
 from autotune.code.compiler import Binary, CompilePool, compile_text
 from autotune.code.render import Source, render
 from autotune.errors import ConfigError, Rejected, SpaceError
 from autotune.measure.worker import GpuWorker
+from autotune.records import Store
 from autotune.report.ladder import Ladder, _rung, describe, measure, per_ffma, why_slower
 from autotune.report.steps import WINNER, fitted_step, step_config, steps
 from autotune.simulator import run_ptx
@@ -561,7 +561,7 @@ def test_the_table_without_a_gpu(ladder, capsys):
 def test_the_stored_winner_is_the_last_step():
     checkout = Path(__file__).resolve().parents[1] / "cache"
     problem = Problem(1024, 1024, 1024)
-    record = records.find(H200, "sgemm", problem, root=checkout)
+    record = Store(checkout).find(H200, "sgemm", problem)
     assert record is not None
     _, config, note = fitted_step(steps()[-1], problem, H200, checkout)
     assert (dict(config), note) == (dict(record.config), "")
@@ -577,7 +577,7 @@ def test_the_ladder_of_3xtf32_ends_on_the_tensor_cores(tmp_path):
     assert tuple(usual) == steps()
     checkout = Path(__file__).resolve().parents[1] / "cache"
     space, config, note = fitted_step(last, problem, H200, checkout)
-    stored = records.find(H200, space.family, problem, root=checkout)
+    stored = Store(checkout).find(H200, space.family, problem)
     assert (space.family, dict(config), note) == ("sgemm_3xtf32_wgmma", dict(stored.config), space.family)
     space, _, note = fitted_step(last, problem, named_device("a100"), tmp_path)
     assert space.family == "sgemm_3xtf32"

@@ -12,6 +12,7 @@ from autotune import records
 from autotune.code.compiler import compile_text
 from autotune.code.render import render
 from autotune.errors import Rejected, TuningError
+from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
 from autotune.tuning.finals import FINALISTS, finalists, ranked
@@ -159,7 +160,7 @@ def test_several_families_are_one_search(bench, both):
     assert len(bench.outcomes("second")) == 2
     times = [line["median_ms"] for name in ("plain", "second") for line in bench.outcomes(name)]
     assert record.timing.median_ms == pytest.approx(min(times), rel=0.005)
-    stored = records.find(H200, record.family, PROBLEM, root=bench.root)
+    stored = Store(bench.root).find(H200, record.family, PROBLEM)
     assert records.to_json(stored) == records.to_json(record)
     again = bench.tune(space=None)
     assert (again.search.resumed, again.config) == (62, record.config)
@@ -182,7 +183,7 @@ def test_a_family_without_a_legal_config_is_left_out_with_a_word(bench, tmp_path
 def test_the_winner_of_each_family_defends_itself(bench, both, other):
     alone = bench.tune(space=other)
     whole = bench.tune(space=None)
-    second = records.find(H200, "second", PROBLEM, root=bench.root)
+    second = Store(bench.root).find(H200, "second", PROBLEM)
     if whole.family == "plain":
         assert second.config == alone.config
         configs = [line["config"] for line in bench.lines("second") if line.get("event") == "final"]
@@ -192,10 +193,10 @@ def test_the_winner_of_each_family_defends_itself(bench, both, other):
 def test_a_stored_time_that_a_loser_no_longer_reaches_is_renewed(bench, both, other):
     alone = bench.tune(space=other)
     timing = dataclasses.replace(alone.timing, median_ms=0.5, quantiles=(0.5, 0.5, 0.5))
-    records.write(dataclasses.replace(alone, timing=timing), root=bench.root)
+    Store(bench.root).write(dataclasses.replace(alone, timing=timing))
     whole = bench.tune(space=None)
     assert whole.family == "plain"
-    renewed = records.find(H200, "second", PROBLEM, root=bench.root)
+    renewed = Store(bench.root).find(H200, "second", PROBLEM)
     assert renewed.timing.median_ms >= whole.timing.median_ms
     assert renewed.config == alone.config
 

@@ -15,6 +15,7 @@ from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
     from autotune.measure.comparison import Library
+    from autotune.records import Store
     from autotune.report.bench import Report, Row
 
 NAMES: dict[Library, str] = {
@@ -48,7 +49,7 @@ def command(
     seed: int | None,
     ordinal: int,
     markdown: Path | None,
-    root: Path | None,
+    store: Store,
     as_json: bool,
 ) -> None:
     """Time stored winners against cuBLAS's default and the fastest algorithm of cuBLASLt, in one run.
@@ -68,7 +69,7 @@ def command(
         cold=cold,
         method="back-to-back" if back_to_back else "graph",
         seed=seed,
-        root=root,
+        root=store.root,
         tell=lambda row: click.echo(told(row), err=True),
     )
     if markdown is not None:

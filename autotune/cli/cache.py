@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from autotune.errors import AutotuneError, ConfigError, DeviceError, RecordError
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.records.schema import Record
+    from autotune.records import Entry, Record, Store
     from autotune.tuning.audit import Finding
 
 # What `prune` can remove: option, where it lies, what it is.
@@ -43,26 +42,15 @@ def command() -> None:
 command.add_command(show, "show")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One record file that could be read."""
-
-    path: Path
-    record: Record
-    shipped: bool
-
-
 # --- path -------------------------------------------------------------------------------------------------
 
 
 @command.command("path")
 @cache_option
 @json_option
-def path_command(root: Path | None, as_json: bool) -> None:
+def path_command(store: Store, as_json: bool) -> None:
     """Print the folder of records, and what else kernels are served from."""
-    from autotune.code.depot import Depot
-
-    own, shipped, depot = _own(root), _shipped(root), Depot(root)
+    own, shipped, depot = store.root, store.shipped, store.depot
     if as_json:
         parts = {"records": own, "shipped": shipped, "compiled": depot.folder}
         click.echo(
@@ -83,16 +71,16 @@ def path_command(root: Path | None, as_json: bool) -> None:
 @command.command("list")
 @cache_option
 @json_option
-def list_command(root: Path | None, as_json: bool) -> None:
+def list_command(store: Store, as_json: bool) -> None:
     """List the records, those of the package too, and say which no longer describe their code."""
     from autotune.cli.tables import make_console, make_table
 
-    found = [(entry, _state(entry, root)) for entry in _entries(root)]
+    found = [(entry, _state(entry, store)) for entry in _entries(store)]
     if as_json:
         click.echo(json.dumps([_row(entry, state) for entry, state in found], indent=2))
         return
     if not found:
-        click.echo(f"{_own(root)} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
+        click.echo(f"{store.root} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
         return
     table = make_table("device", "family", "problem", "ms", "TFLOP/s", "vs cuBLAS", "state", "created")
     for entry, state in found:
@@ -110,7 +98,7 @@ def list_command(root: Path | None, as_json: bool) -> None:
     make_console().print(table)
 
 
-def _state(entry: Entry, root: Path | None) -> str:
+def _state(entry: Entry, store: Store) -> str:
     """Say in a word or two whether a record can serve."""
     from autotune.tuning.audit import staleness
 
@@ -118,7 +106,7 @@ def _state(entry: Entry, root: Path | None) -> str:
     if entry.record.evidence == "estimated":
         words.append("estimated")
     try:
-        words += ["stale"] if staleness(entry.record, root) else []
+        words += ["stale"] if staleness(entry.record, store.depot) else []
     except SpaceError:
         words.append("of your own family")
     return ", ".join(words) or "serves"
@@ -158,7 +146,7 @@ def verify_command(
     tolerance: float | None,
     shipped: bool,
     dry_run: bool,
-    root: Path | None,
+    store: Store,
     as_json: bool,
 ) -> None:
     """Prove and time the records of this machine's GPU anew, without a search.
@@ -174,12 +162,12 @@ def verify_command(
     broken: list[str] = []
     entries = [
         entry
-        for entry in _entries(root, broken)
+        for entry in _entries(store, broken)
         if entry.record.timing and entry.shipped <= shipped and problem in (None, entry.record.problem)
     ]
     if problem is not None and not entries and not broken:
         raise RecordMissing(
-            f"{_own(root)} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
+            f"{store.root} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
         )
     try:
         device = current_device(ordinal or 0)
@@ -197,15 +185,15 @@ def verify_command(
                 finding = audit(
                     entry.record,
                     lambda task, cold: GpuWorker(ordinal or 0, task, cold=cold),
+                    store.depot,
                     tolerance=TOLERANCE if tolerance is None else tolerance,
-                    root=root,
                 )
                 state, why = finding.state, finding.why
                 failures += state == "failed"
-                done = "" if dry_run else _act(entry, finding, root)
+                done = "" if dry_run else _act(entry, finding, store)
                 row = {"before_ms": finding.before_ms, "now_ms": finding.now_ms, "done": done}
             else:
-                state, why, done, row = *_read_only(entry, root), "", {}
+                state, why, done, row = *_read_only(entry, store), "", {}
         except SpaceError as error:
             state, why, done, row = "unknown", str(error), "", {}
         rows.append({"path": str(entry.path), "state": state, "why": why, **row})
@@ -219,25 +207,23 @@ def verify_command(
         sys.exit(1)
 
 
-def _read_only(entry: Entry, root: Path | None) -> tuple[str, str]:
+def _read_only(entry: Entry, store: Store) -> tuple[str, str]:
     """Say what holds of a record whose GPU is not here."""
     from autotune.tuning.audit import staleness
 
-    why = staleness(entry.record, root)
+    why = staleness(entry.record, store.depot)
     return ("stale", why) if why else ("read", f"not timed: made on {entry.record.device.name}")
 
 
-def _act(entry: Entry, finding: Finding, root: Path | None) -> str:
+def _act(entry: Entry, finding: Finding, store: Store) -> str:
     """Write what was found; return what was done, in words."""
-    from autotune import records
-
     if finding.renewed is None:
         if entry.shipped:
             return f"run 'autotune tune {entry.record.problem.cli_flags()}'"
-        return f"renamed to {records.set_aside(entry.path).name}"
+        return f"renamed to {store.set_aside(entry.path).name}"
     if finding.renewed is entry.record:
         return ""
-    records.offer(finding.renewed, over=entry.record, root=root)
+    store.offer(finding.renewed, over=entry.record)
     return "stored as your own" if entry.shipped else "written anew"
 
 
@@ -259,11 +245,9 @@ def _is_of(record: Record, device: Any) -> bool:
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @cache_option
 @json_option
-def prune_command(root: Path | None, dry_run: bool, as_json: bool, **chosen: bool) -> None:
+def prune_command(store: Store, dry_run: bool, as_json: bool, **chosen: bool) -> None:
     """Remove what the options name; without any, say what there is."""
-    from autotune.code.depot import Depot
-
-    folder = _own(root)
+    folder = store.root
     asked = [name for name in PRUNABLE if chosen[name]]
     rows = []
     for name, (_, meaning) in PRUNABLE.items():
@@ -271,7 +255,7 @@ def prune_command(root: Path | None, dry_run: bool, as_json: bool, **chosen: boo
         size = sum(facts.st_size for _, facts in files)
         removed = name in asked and not dry_run
         if removed and name == "compiled":
-            Depot(root).clear()
+            store.depot.clear()
         elif removed:
             for path, _ in files:
                 _remove(path)
@@ -320,21 +304,19 @@ def _remove(path: Path) -> None:
 @click.option("--estimated", is_flag=True, help="Those that nobody measured too.")
 @cache_option
 @json_option
-def export_command(
-    file: Path, problem: Problem | None, estimated: bool, root: Path | None, as_json: bool
-) -> None:
+def export_command(file: Path, problem: Problem | None, estimated: bool, store: Store, as_json: bool) -> None:
     """Write the records into FILE, whose name ends in .tar.gz or .jsonl."""
     from autotune.records.archive import write_archive
 
     found = [
         entry.record
-        for entry in _entries(root)
-        if not entry.shipped
+        for entry in _entries(store)
+        if not entry.shadowed
         and problem in (None, entry.record.problem)
         and (estimated or entry.record.evidence == "measured")
     ]
     if not found:
-        raise RecordMissing(f"{_own(root)} holds no record to export")
+        raise RecordMissing(f"{store.root} holds no record to export")
     count = write_archive(found, file)
     click.echo(json.dumps({"file": str(file), "records": count}) if as_json else f"{count} records in {file}")
 
@@ -343,7 +325,7 @@ def export_command(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @cache_option
 @json_option
-def import_command(file: Path, root: Path | None, as_json: bool) -> None:
+def import_command(file: Path, store: Store, as_json: bool) -> None:
     """Take the records of FILE in; of two for one problem and device the better one is kept.
 
     Each record is checked as if it were read; its kernel is not run: 'autotune cache verify' does that. Exit
@@ -357,7 +339,7 @@ def import_command(file: Path, root: Path | None, as_json: bool) -> None:
             rows.append({"state": "broken", "what": str(found)})
             click.echo(f"autotune: {found}", err=True)
             continue
-        state = _taken_in(found, root)
+        state = _taken_in(found, store)
         what = f"{found.device.name}, {found.family}, {found.problem}"
         rows.append({"state": state, "what": what})
         if not as_json:
@@ -368,16 +350,15 @@ def import_command(file: Path, root: Path | None, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _taken_in(record: Record, root: Path | None) -> str:
+def _taken_in(record: Record, store: Store) -> str:
     """Store an imported record if it is better than what is there; say what became of it."""
-    from autotune import records
     from autotune.code.render import template_digest
     from autotune.space.space import Space
 
     if record.evidence == "estimated":
-        if records.find(record.device, record.family, record.problem, root=root, estimated=True) is not None:
+        if store.find(record.device, record.family, record.problem, estimated=True) is not None:
             return "kept ours"
-        records.write(record, root=root)
+        store.write(record)
         return "taken"
     try:
         space = Space.load(record.family)
@@ -390,44 +371,23 @@ def _taken_in(record: Record, root: Path | None) -> str:
         except ConfigError as error:
             click.echo(f"autotune: {record.family}, {record.problem}: {error}", err=True)
             return "refused"
-    before = records.find(record.device, record.family, record.problem, root=root)
-    stored = records.offer(record, template_digest=today, root=root)
+    before = store.find(record.device, record.family, record.problem)
+    stored = store.offer(record, template_digest=today)
     return "same" if before == record else "taken" if stored == record else "kept ours"
 
 
 # --- all --------------------------------------------------------------------------------------------------
 
 
-def _entries(root: Path | None, broken: list[str] | None = None) -> Iterator[Entry]:
+def _entries(store: Store, broken: list[str] | None = None) -> Iterator[Entry]:
     """Read every record file; one that cannot be read is told on stderr, by file and place."""
-    from autotune import records
 
-    for folder, shipped in ((_own(root), False), (_shipped(root), True)):
-        if folder is None:
-            continue
-        for path in [*sorted(folder.glob("*/*.json")), *sorted(folder.glob("*/estimated/*.json"))]:
-            try:
-                yield Entry(path, records.read(path), shipped)
-            except RecordError as error:
-                click.echo(f"autotune: {error}", err=True)
-                if broken is not None:
-                    broken.append(str(error))
+    def refused(error: RecordError) -> None:
+        click.echo(f"autotune: {error}", err=True)
+        if broken is not None:
+            broken.append(str(error))
 
-
-def _own(root: Path | None) -> Path:
-    from autotune.paths import cache_dir
-
-    return root or cache_dir()
-
-
-def _shipped(root: Path | None) -> Path | None:
-    """Return the folder of the records that came with the package, unless it is the user's own."""
-    from autotune.paths import data_dir
-
-    shipped, own = data_dir("cache"), _own(root)
-    if not shipped.is_dir() or (own.exists() and own.samefile(shipped)):
-        return None
-    return shipped
+    return store.entries(refused, shadowed=True)
 
 
 def _mebibytes(size: int) -> str:

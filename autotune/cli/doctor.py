@@ -76,15 +76,14 @@ def _nvrtc() -> Finding:
 
 
 def _cache() -> Finding:
-    from autotune.paths import cache_dir
-    from autotune.records.files import check_writable
+    from autotune.records import Store
 
-    folder = cache_dir()
+    store = Store()
     try:
-        check_writable(folder)
+        store.check_writable()
     except AutotuneError as error:
         return Finding("records", False, "cannot be kept", str(error))
-    return Finding("records", True, f"{len(list(folder.glob('*/*.json')))} in {folder}")
+    return Finding("records", True, f"{len(list(store.root.glob('*/*.json')))} in {store.root}")
 
 
 def _driver() -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from autotune.errors import RecordMissing, SpaceError, UsageError
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.records import Record
+    from autotune.records import Record, Store
     from autotune.space.space import Config, Space
     from autotune.values.device import Device
 
@@ -50,7 +49,7 @@ def command(
     text: str | None,
     estimated: bool,
     changes: tuple[str, ...],
-    root: Path | None,
+    store: Store,
 ) -> None:
     """Print the CUDA source of the stored winner, or of a preset or config.
 
@@ -70,7 +69,7 @@ def command(
         space, config = with_config(spaces, stated | changed)
         values = dict(config)
     elif preset is None:
-        space, values, fallback = _stored(spaces, problem, device, estimated, root)
+        space, values, fallback = _stored(spaces, problem, device, estimated, store)
         note = "\n".join(filter(None, (note, fallback)))
     else:
         space, values = _preset(spaces, preset)
@@ -131,49 +130,27 @@ def _fitted(
     return dict(fitted), adaptation(config, fitted)
 
 
-def measured_or_estimated(
-    spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None
-) -> tuple[Space, Record] | None:
-    """Find the fastest record of a problem among those of some families, else the newest estimated one."""
-    return stored_among(spaces, problem, device, root) or stored_among(
-        spaces, problem, device, root, estimated=True
-    )
-
-
-def stored_among(
-    spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None, estimated: bool = False
-) -> tuple[Space, Record] | None:
-    """Find the record of a problem among those of some families, the fastest, or the newest estimated one."""
-    from autotune import records
-
-    found = []
-    for space in spaces:
-        record = records.find(device, space.family, problem, root=root, estimated=estimated)
-        if record is not None:
-            found.append((space, record))
-    if estimated:
-        return max(found, key=lambda pair: pair[1].created, default=None)
-    return min(found, key=lambda pair: pair[1].timing.median_ms if pair[1].timing else math.inf, default=None)
+def space_of(spaces: Sequence[Space], record: Record) -> Space:
+    """Return the space of a record that was found among those of some spaces."""
+    return next(space for space in spaces if space.family == record.family)
 
 
 def _stored(
-    spaces: Sequence[Space], problem: Problem, device: Device, estimated: bool, root: Path | None
+    spaces: Sequence[Space], problem: Problem, device: Device, estimated: bool, store: Store
 ) -> tuple[Space, dict[str, Any], str]:
-    """Give a record's space and config, and a note when none was measured: then it is the estimated one."""
-    if estimated:
-        found = stored_among(spaces, problem, device, root, estimated=True)
-    else:
-        found = measured_or_estimated(spaces, problem, device, root)
+    """Return a record's space and config, and a note where it is only an estimated one."""
+    families = [space.family for space in spaces]
+    found = None if estimated else store.best(device, families, problem)
+    fallen_back = found is None and not estimated
+    found = found or store.best(device, families, problem, estimated=True)
     if found is None:
         raise RecordMissing(
             f"no {'estimated ' if estimated else ''}record of {problem} on {device.name}: "
             f"run 'autotune tune {problem.cli_flags()}{_for(device) if estimated else ''}', "
             "or give --preset or --config"
         )
-    space, record = found
-    fallen_back = record.evidence == "estimated" and not estimated
     note = "no measured record: this is the estimated one, whose speed nobody measured"
-    return space, dict(record.config), note if fallen_back else ""
+    return space_of(spaces, found), dict(found.config), note if fallen_back else ""
 
 
 def _for(device: Device) -> str:

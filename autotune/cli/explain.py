@@ -22,6 +22,7 @@ from autotune.cli.options import (
 from autotune.errors import RecordMissing, UsageError
 
 if TYPE_CHECKING:
+    from autotune.records import Store
     from autotune.report.explain import Account
     from autotune.space.space import Space
     from autotune.values.device import Device
@@ -43,7 +44,7 @@ def command(
     space_name: str | None,
     ordinal: int | None,
     target: str | None,
-    root: Path | None,
+    store: Store,
     source_view: bool,
     svg: Path | None,
     as_json: bool,
@@ -58,7 +59,7 @@ def command(
         raise UsageError(f"explain takes one or two kernels, not {len(what)}")
     device, note = device_of(ordinal, target)
     spaces = spaces_of(space_name, problem, device)
-    accounts = [_account(name, spaces, problem, device, root) for name in what or ("record",)]
+    accounts = [_account(name, spaces, problem, device, store) for name in what or ("record",)]
     if svg is not None:
         svg.write_text(_drawing(accounts))
     if as_json:
@@ -73,22 +74,22 @@ def command(
         click.echo(note, err=True)
 
 
-def _account(
-    name: str, spaces: Sequence[Space], problem: Problem, device: Device, root: Path | None
-) -> Account:
-    from autotune.cli.emit import measured_or_estimated, parsed_config, space_with, stored_among, with_config
+def _account(name: str, spaces: Sequence[Space], problem: Problem, device: Device, store: Store) -> Account:
+    from autotune.cli.emit import parsed_config, space_of, space_with, with_config
     from autotune.report.explain import explain
 
     presets = ", ".join(preset for space in spaces for preset in space.presets)
     if name == "record":
-        found = measured_or_estimated(spaces, problem, device, root)
+        families = [space.family for space in spaces]
+        found = store.best(device, families, problem) or store.best(device, families, problem, estimated=True)
         if found is None:
             raise RecordMissing(
                 f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
                 f"or name a preset: {presets}"
             )
-        space, config = found[0], found[0].config(found[1].config)
-        name = "estimated record" if found[1].evidence == "estimated" else name
+        space = space_of(spaces, found)
+        config = space.config(found.config)
+        name = "estimated record" if found.evidence == "estimated" else name
     elif (owner := space_with(spaces, name)) is not None:
         space = owner
         config = space.fitted({**space.presets, **space.ladder}[name], problem, device)
@@ -96,8 +97,7 @@ def _account(
         space, config = with_config(spaces, parsed_config(name))
     else:
         raise UsageError(f"{name!r} is no preset, config file or 'record': presets are {presets}")
-    own = stored_among([space], problem, device, root)
-    stored = None if own is None else own[1]
+    stored = store.find(device, space.family, problem)
     same = stored is not None and dict(stored.config) == dict(config)
     return explain(space, config, problem, device, title=name, record=stored if same else None)
 

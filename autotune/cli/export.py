@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from autotune.cli.options import cache_option, device_of, target_options
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import UsageError
 from autotune.values.problem import Math, Problem
+
+if TYPE_CHECKING:
+    from autotune.records import Store
 
 HEADER = "autotune_kernels.h"
 
@@ -43,7 +47,7 @@ def command(
     substitute: bool,
     ordinal: int | None,
     target: str | None,
-    root: Path | None,
+    store: Store,
 ) -> None:
     """Write stored winners as CUDA with a C launch function and a self-check, a C header, or machine code.
 
@@ -56,13 +60,13 @@ def command(
     from autotune.report.export import cubin_files, cuda_file, header_file, to_export
 
     device, note = device_of(ordinal, target)
-    exports = [to_export(each, device, substitute=substitute, root=root) for each in problems]
+    exports = [to_export(each, device, store, substitute=substitute) for each in problems]
     files: dict[str, bytes] = {}
     for each in exports:
         if form == "cuda":
             files[f"{each.name}.cu"] = cuda_file(each).encode()
         elif form == "cubin":
-            code, launch = cubin_files(each, root)
+            code, launch = cubin_files(each, store.depot)
             files |= {f"{each.name}.cubin": code, f"{each.name}.json": launch.encode()}
     if form != "cubin":
         name = HEADER if suite is not None or len(exports) > 1 else f"{exports[0].name}.h"

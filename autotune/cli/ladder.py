@@ -21,6 +21,7 @@ from autotune.cli.options import (
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
+    from autotune.records import Store
     from autotune.report.ladder import Ladder
 
 WIDTH = 110
@@ -36,7 +37,7 @@ def command(
     problem: Problem,
     ordinal: int | None,
     target: str | None,
-    root: Path | None,
+    store: Store,
     svg: Path | None,
     as_json: bool,
 ) -> None:
@@ -51,9 +52,9 @@ def command(
     tell = partial(click.echo, err=True)
     device, note = device_of(ordinal, target)
     if target is None and not note:
-        ladder = climb(problem, ordinal=ordinal or 0, root=root, tell=tell)
+        ladder = climb(problem, ordinal=ordinal or 0, root=store.root, tell=tell)
     else:
-        ladder = describe(problem, device, root=root, tell=tell)
+        ladder = describe(problem, device, root=store.root, tell=tell)
     if svg is not None:
         svg.write_text(_drawing(ladder))
     if as_json:

@@ -14,6 +14,7 @@ from autotune.values.device import Device, current_device, named_device
 from autotune.values.problem import ANY, LAYOUTS, MATHS, Problem, asked_maths
 
 if TYPE_CHECKING:
+    from autotune.records import Store
     from autotune.space.space import Space
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -90,9 +91,15 @@ def json_option(command: F) -> F:
 
 
 def cache_option(command: F) -> F:
-    """Add --cache as ``root``."""
-    folder = click.Path(path_type=Path, file_okay=False)
-    return click.option("--cache", "root", type=folder, help="Folder of records.")(command)
+    """Add --cache; the command gets the ``store`` of that folder, or of the usual one."""
+
+    def opened(context: click.Context, option: click.Parameter, folder: Path | None) -> Store:
+        from autotune.records import Store
+
+        return Store(folder)
+
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option("--cache", "store", type=kind, callback=opened, help="Folder of records.")(command)
 
 
 def file_option(name: str, text: str) -> Callable[[F], F]:

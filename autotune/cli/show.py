@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.cli.options import cache_option, json_option, problem_options
-from autotune.errors import RecordError, RecordMissing
+from autotune.errors import RecordMissing
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
-    from autotune.records.schema import Record
+    from autotune.records import Record, Store
 
 
 @click.command()
@@ -22,31 +22,24 @@ if TYPE_CHECKING:
 @click.option("--family", help="Only records of this kernel family.")
 @cache_option
 @json_option
-def command(problem: Problem | None, family: str | None, root: Path | None, as_json: bool) -> None:
+def command(problem: Problem | None, family: str | None, store: Store, as_json: bool) -> None:
     """Show the record of a problem on every device that has one; without sizes, list all records."""
     from autotune import records
     from autotune.cli.tune import summary
-    from autotune.paths import cache_dir
 
-    folder = root or cache_dir()
     name = "*.json" if problem is None else f"{'*' if family is None else escape(family)}_{problem.key}.json"
-    estimated = sorted(folder.glob(f"*/estimated/{name}"))
-    found = []
-    for path in [*sorted(folder.glob(f"*/{name}")), *estimated]:
-        try:
-            found.append(records.read(path))
-        except RecordError as error:
-            click.echo(f"autotune: {error}", err=True)
+    entries = store.entries(lambda error: click.echo(f"autotune: {error}", err=True), name=name)
+    found = [entry.record for entry in entries]
     if problem is not None and not found:
         raise RecordMissing(
-            f"{folder} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
+            f"{store.root} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
         )
     if as_json:
         objects = [json.loads(records.to_json(record)) for record in found]
         alone = problem is not None and len(objects) == 1
         click.echo(json.dumps(objects[0] if alone else objects, indent=2))
     elif problem is None:
-        _list(found, folder)
+        _list(found, store.root)
     else:
         for record in found:
             click.echo(summary(record))

@@ -21,6 +21,7 @@ from autotune.values.device import Device, chosen_gpus, gpu_count, has_gpu, name
 from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
+    from autotune.records import Store
     from autotune.records.schema import Record
     from autotune.tuning.campaign import Tuned
 
@@ -84,7 +85,7 @@ def command(
     resume: bool | None,
     storage: str | None,
     study: str | None,
-    root: Path | None,
+    store: Store,
     as_json: bool,
 ) -> None:
     """Search for the fastest kernel of a problem, verify it, compare it with cuBLAS, and store it.
@@ -132,7 +133,7 @@ def command(
         resume=resume,
         storage=storage,
         study=study,
-        root=root,
+        root=store.root,
         watch=board.watch,
         began=began,
     )
@@ -152,19 +153,17 @@ def command(
     if several:
         _report(found, as_json, time.monotonic() - began)
         return
-    from autotune.records.files import find, record_path, to_json
+    from autotune.records import to_json
 
     if as_json:
         click.echo(to_json(record))
     else:
         click.echo(summary(record, space_name))
-        path = record_path(
-            record.device, record.family, record.problem, root=root, estimated=absent is not None
-        )
+        path = store.path(record.device, record.family, record.problem, estimated=absent is not None)
         click.echo(f"stored in {path} after {time.monotonic() - began:.1f} s")
     if note:
         click.echo(note, err=True)
-    if absent is not None and find(absent, record.family, record.problem, root=root) is not None:
+    if absent is not None and store.find(absent, record.family, record.problem) is not None:
         click.echo("a measured record of this problem is stored too: it is the one that is served", err=True)
 
 

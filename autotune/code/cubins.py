@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from pathlib import Path
 
 from autotune.code import nvrtc as library
 from autotune.code.compiler import OPTIONS, Binary, compile_text
@@ -28,9 +27,9 @@ def load(
     entry: str,
     arch: str,
     *,
+    depot: Depot,
     nvrtc: str | None = None,
     options: tuple[str, ...] = (),
-    root: Path | None = None,
 ) -> Binary | None:
     """Find a binary on disk; None when there is none.
 
@@ -40,20 +39,17 @@ def load(
         arch: Architecture asked for, such as "sm_90".
         nvrtc: Version that compiled it, such as "13.5"; the one of this machine when not given.
         options: As for `compile_text`.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        depot: Where it is kept.
 
     Raises:
         ToolchainError: No version was given and NVRTC is missing.
     """
-    depot = Depot(root)
-    version = nvrtc or installed_version(root)
+    version = nvrtc or installed_version(depot)
     content = depot.get(_key(text, entry, arch, version, options))
     return None if content is None else _decoded(content)
 
 
-def put(
-    text: str, binary: Binary, arch: str, *, options: tuple[str, ...] = (), root: Path | None = None
-) -> bool:
+def put(text: str, binary: Binary, arch: str, *, depot: Depot, options: tuple[str, ...] = ()) -> bool:
     """Keep a binary, in place of one that was there; tell whether it could be written.
 
     Args:
@@ -61,10 +57,10 @@ def put(
         binary: As `compile_text` returned it.
         arch: Architecture that was asked for.
         options: That were passed to `compile_text`.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        depot: Where it is kept.
     """
     key = _key(text, binary.entry, arch, binary.nvrtc, options)
-    return Depot(root).put(key, _encoded(binary))
+    return depot.put(key, _encoded(binary))
 
 
 def load_or_compile(
@@ -72,9 +68,9 @@ def load_or_compile(
     entry: str,
     arch: str,
     *,
+    depot: Depot,
     nvrtc: str | None = None,
     options: tuple[str, ...] = (),
-    root: Path | None = None,
 ) -> Binary | Rejected:
     """Find a binary on disk, else compile it and keep it.
 
@@ -84,29 +80,29 @@ def load_or_compile(
         arch: Architecture to compile for, such as "sm_90".
         nvrtc: Version whose binary goes first if there is one: that of a record. Then this machine's.
         options: As for `compile_text`.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        depot: Where it is kept.
 
     Raises:
         ToolchainError: NVRTC is needed and missing, or refuses the architecture.
     """
     if nvrtc is not None:
-        found = load(text, entry, arch, nvrtc=nvrtc, options=options, root=root)
+        found = load(text, entry, arch, nvrtc=nvrtc, options=options, depot=depot)
         if found is not None:
             return found
-    found = load(text, entry, arch, options=options, root=root)
+    found = load(text, entry, arch, options=options, depot=depot)
     if found is not None:
         return found
     with _compiling:
-        found = load(text, entry, arch, options=options, root=root)  # another thread may have been first
+        found = load(text, entry, arch, options=options, depot=depot)  # another thread may have been first
         if found is not None:
             return found
         binary = compile_text(text, entry, arch, options)
         if isinstance(binary, Binary):
-            put(text, binary, arch, options=options, root=root)
+            put(text, binary, arch, options=options, depot=depot)
         return binary
 
 
-def installed_version(root: Path | None = None) -> str:
+def installed_version(depot: Depot) -> str:
     """Tell the version of this machine's NVRTC, without loading it where it was loaded before.
 
     Raises:
@@ -117,7 +113,7 @@ def installed_version(root: Path | None = None) -> str:
     identity = library.nvrtc_identity()
     if identity is None:
         return library.nvrtc_version()
-    depot, key = Depot(root), "nvrtc." + hashlib.sha256(identity.encode()).hexdigest()
+    key = "nvrtc." + hashlib.sha256(identity.encode()).hexdigest()
     known = depot.get(key)
     if known is not None:
         return known.decode()

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from autotune.errors import UsageError
-from autotune.paths import cache_dir
 
 LIMIT_VARIABLE = "AUTOTUNE_COMPILED_MIB"
 DEFAULT_MIB = 512
@@ -30,8 +29,7 @@ class Depot:
     """Entries in one folder.
 
     Args:
-        root: Folder of records, in which the entries have one of their own; `autotune.paths.cache_dir` when
-            not given.
+        root: Folder of records, in which the entries have one of their own.
         limit_bytes: Bytes of all entries together; ``AUTOTUNE_COMPILED_MIB`` (512) when not given.
             0: nothing is kept, and nothing found.
 
@@ -39,8 +37,8 @@ class Depot:
         UsageError: ``AUTOTUNE_COMPILED_MIB`` is no number.
     """
 
-    def __init__(self, root: Path | None = None, limit_bytes: int | None = None) -> None:
-        self.folder = (root or cache_dir()) / FOLDER
+    def __init__(self, root: Path, limit_bytes: int | None = None) -> None:
+        self.folder = root / FOLDER
         self.limit_bytes = _limit() if limit_bytes is None else limit_bytes
 
     def path(self, key: str) -> Path:

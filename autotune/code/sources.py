@@ -29,7 +29,7 @@ _RENDERING = (
 
 
 def rendered(
-    space: Space, values: Mapping[str, Value], problem: Problem, device: Device, *, root: Path | None = None
+    space: Space, values: Mapping[str, Value], problem: Problem, device: Device, *, depot: Depot
 ) -> Source:
     """Render as `autotune.code.render.render` does, or read what it returned before.
 
@@ -38,13 +38,13 @@ def rendered(
         values: Of a config of that space.
         problem: What is computed.
         device: Where.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        depot: Where it is kept.
 
     Raises:
         ConfigError: The values are no config of the space, or break a constraint on this device.
         SpaceError: The space's template is missing or does not render.
     """
-    depot, digest = Depot(root), template_digest(space)
+    digest = template_digest(space)
     key = _key(space, values, problem, device, digest)
     content = depot.get(key)
     if content is not None:

@@ -12,11 +12,13 @@ from typing import Literal, get_args
 from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import Binary
+from autotune.code.depot import Depot
 from autotune.errors import DeviceError, RecordMissing, Rejected, ToolchainError, UsageError
 from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
 from autotune.kernel.kernel import CheckedKernel, Kernel, Machine
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
+from autotune.records import Store
 from autotune.space.space import Space, families
 from autotune.values.problem import MATHS, Problem, asked_maths
 from autotune.values.suite import Shape
@@ -42,7 +44,7 @@ def best_kernel(
     tune: bool = False,
     budget: str = "60s",
     space: Space | None = None,
-    root: Path | None = None,
+    root: Path | str | None = None,
 ) -> Kernel:
     """Return the best kernel for a problem: the record of this very problem on this device, or a substitute.
 
@@ -82,17 +84,17 @@ def best_kernel(
     >>> kernel(numpy.ones((33, 20), "f"), numpy.ones((20, 17), "f"))[0, :3]
     array([20., 20., 20.], dtype=float32)
     """
-    machine, spaces = machine_of(device), None if space is None else [space]
+    machine, store, spaces = machine_of(device), Store(root), None if space is None else [space]
     problems = [Problem(m, n, k, layout, beta, each) for each in asked_maths(math)]  # type: ignore[arg-type]
     if tune:
-        _tune(problems, machine, budget, space, root)
-    problem = problems[0] if len(problems) == 1 else _fastest(problems, machine, policy, spaces, root)
+        _tune(problems, machine, budget, space, store)
+    problem = problems[0] if len(problems) == 1 else _fastest(problems, machine, policy, spaces, store)
     strict = None
     if check_finite and problem.math != MATHS[0]:
         strict = best_kernel(
             m, n, k, layout, beta=beta, device=device, policy=policy, tune=tune, budget=budget, root=root
         )
-    return load(problem, machine, policy=policy, spaces=spaces, root=root, strict=strict)
+    return load(problem, machine, store, policy=policy, spaces=spaces, strict=strict)
 
 
 def require_policy(policy: object) -> None:
@@ -104,10 +106,10 @@ def require_policy(policy: object) -> None:
 def load(
     problem: Problem,
     machine: Machine,
+    store: Store,
     *,
     policy: Policy = "any",
     spaces: Sequence[Space] | None = None,
-    root: Path | None = None,
     strict: Kernel | None = None,
 ) -> Kernel:
     """Load the first choice that compiles, once it is known where to run.
@@ -115,9 +117,9 @@ def load(
     Args:
         problem: The multiplication to compute.
         machine: The GPU, or the simulator of one.
+        store: Where records are looked up.
         policy: As for `best_kernel`.
         spaces: The families to look at; all built-in ones when not given.
-        root: Folder of records.
         strict: The FP32 kernel for operands that are not finite; a `CheckedKernel` is loaded then.
 
     Raises:
@@ -126,16 +128,16 @@ def load(
         DeviceError: Nothing could be loaded.
     """
     require_policy(policy)
-    choices = Choices(problem, machine.device, spaces=spaces, root=root)
+    choices = Choices(problem, machine.device, store, spaces=spaces)
     failed: Exception | None = None
     for choice in choices.exact() if policy == "exact" else choices.all():
-        outcome = _compiled(choice, machine, root)
+        outcome = _compiled(choice, machine, store.depot)
         if isinstance(outcome, Binary):
             try:
                 if strict is None:
-                    kernel = Kernel(choice, outcome, machine, root)
+                    kernel = Kernel(choice, outcome, machine, store.depot)
                 else:
-                    kernel = CheckedKernel(choice, outcome, machine, root, strict=strict)
+                    kernel = CheckedKernel(choice, outcome, machine, store.depot, strict=strict)
             except DeviceError as error:
                 failed, why = error, str(error)
             else:
@@ -153,7 +155,7 @@ def load(
 
 
 def _tune(
-    problems: Sequence[Problem], machine: Machine, budget: str, space: Space | None, root: Path | None
+    problems: Sequence[Problem], machine: Machine, budget: str, space: Space | None, store: Store
 ) -> None:
     """Search for those problems that have no exact record."""
     if machine.ordinal is None:
@@ -168,11 +170,11 @@ def _tune(
     lacking = [
         each
         for each in able
-        if next(Choices(each, machine.device, spaces=spaces, root=root).exact(), None) is None
+        if next(Choices(each, machine.device, store, spaces=spaces).exact(), None) is None
     ]
     if not lacking:
         return
-    request = Request(budget=Budget.of(budget), space=space, gpus=(machine.ordinal,), root=root)
+    request = Request(budget=Budget.of(budget), space=space, gpus=(machine.ordinal,), root=store.root)
     if len(problems) == 1:
         run(lacking[0], request)
     else:
@@ -192,12 +194,12 @@ def _fastest(
     machine: Machine,
     policy: Policy,
     spaces: Sequence[Space] | None,
-    root: Path | None,
+    store: Store,
 ) -> Problem:
     """Return the problem whose math is served fastest."""
     times: dict[Problem, float] = {}
     for problem in _able(problems, machine, spaces):
-        choices = Choices(problem, machine.device, spaces=spaces, root=root)
+        choices = Choices(problem, machine.device, store, spaces=spaces)
         with suppress(UsageError):  # a family serves the problem, and none of its configs is legal
             first = next(choices.exact() if policy == "exact" else choices.all(), None)
             if first is not None:
@@ -225,7 +227,7 @@ def machine_of(device: int | str | None) -> Machine:
     )
 
 
-def _compiled(choice: Choice, machine: Machine, root: Path | None) -> Binary | Rejected:
+def _compiled(choice: Choice, machine: Machine, depot: Depot) -> Binary | Rejected:
     measured_with = choice.record.toolchain.nvrtc if choice.record and choice.served == "exact" else None
     source = choice.source
     return cubins.load_or_compile(
@@ -234,7 +236,7 @@ def _compiled(choice: Choice, machine: Machine, root: Path | None) -> Binary | R
         machine.device.arch,
         nvrtc=measured_with,
         options=machine.options,
-        root=root,
+        depot=depot,
     )
 
 

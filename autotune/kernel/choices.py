@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +20,7 @@ from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
 from autotune.families.estimate import estimate_columns
-from autotune.paths import cache_dir, data_dir
-from autotune.records.schema import Record
-from autotune.records.serving import Lookup, look_up
+from autotune.records import Record, Store
 from autotune.space.space import Config, Space, families
 from autotune.values.device import Device
 from autotune.values.problem import Problem
@@ -66,7 +65,7 @@ class Choices:
         problem: The multiplication to compute.
         device: The GPU to compute it on.
         spaces: Families to look at; all built-in ones that serve the problem when not given.
-        root: The user's folder of records; `autotune.paths.cache_dir` when not given.
+        store: Where records are looked up.
 
     Attributes:
         problem: As given.
@@ -78,23 +77,24 @@ class Choices:
         self,
         problem: Problem,
         device: Device,
+        store: Store,
         *,
         spaces: Sequence[Space] | None = None,
-        root: Path | None = None,
     ) -> None:
         self.problem = problem
         self.device = device
         self.spaces = families(problem, device) if spaces is None else list(spaces)
-        self._root = root
-        own, shipped = root or cache_dir(), data_dir("cache")
-        self._roots = [own] if _same(own, shipped) else [own, shipped]
+        self._store = store
 
     def exact(self) -> Iterator[Choice]:
-        """Yield what was measured for this problem on this device: winners, then finalists, fastest first."""
-        for lookup in self._lookups:
-            for winner in lookup.winners:
-                yield Choice("exact", winner.space, winner.source.config, winner.record, winner.source)
-            for winner in lookup.winners:
+        """Yield what was measured for this problem on this device: winners, then finalists, fastest first.
+
+        The records of the user's folder go first, all of them.
+        """
+        for winners in self._looked_up[0]:
+            yield from winners
+            for winner in winners:
+                assert winner.record is not None
                 for finalist in winner.record.finalists[1:]:
                     choice = self._fitted("exact", winner.space, finalist.config, winner.record, adapt=False)
                     if choice is not None:
@@ -102,7 +102,12 @@ class Choices:
 
     def missing(self) -> str:
         """Return in one line why there is nothing exact."""
-        return self._lookups[0].why(self.problem, self.device)
+        told = "; ".join(self._looked_up[1]) or f"no record of {self.problem} on {self.device.name}"
+        names = [space.family for space in self.spaces]
+        with suppress(RecordError):
+            if self._store.best(self.device, names, self.problem, estimated=True) is not None:
+                told += " (there is an estimated one, which is never served)"
+        return told
 
     def all(self) -> Iterator[Choice]:
         """Yield every choice, the most trusted first, no config twice.
@@ -124,29 +129,47 @@ class Choices:
         """Return the time of a choice, measured for this very problem or estimated; infinite if unknown."""
         record = choice.record
         if choice.served == "exact" and record is not None and record.config == choice.config:
-            assert record.timing is not None, "only measured records serve"
-            return record.timing.median_ms
+            return _recorded_ms(choice)
         return self._estimated(choice)
 
     @cached_property
-    def _lookups(self) -> list[Lookup]:
-        return [look_up(self.problem, self.device, spaces=self.spaces, root=root) for root in self._roots]
+    def _looked_up(self) -> tuple[list[list[Choice]], list[str]]:
+        """The records of each folder that serve the problem exactly, fastest first; and why others do not."""
+        winners: list[list[Choice]] = []
+        refused: list[str] = []
+        for folder in self._store.folders:
+            served = [each for space in self.spaces if (each := self._winner(folder, space, refused))]
+            winners.append(sorted(served, key=_recorded_ms))
+        return winners, refused
+
+    def _winner(self, folder: Path, space: Space, refused: list[str]) -> Choice | None:
+        """Return the record of one folder and family if it serves; else note why not."""
+        whose = f"{self.problem} on {self.device.name}"
+        try:
+            record = self._store.find_in(folder, self.device, space.family, self.problem)
+            if record is None:
+                return None
+            source = rendered(space, record.config, self.problem, self.device, depot=self._store.depot)
+        except RecordError as error:  # of a newer schema, or unreadable: another family may still serve
+            refused.append(str(error))
+            return None
+        except ConfigError as error:
+            refused.append(f"the {space.family} record of {whose} is stale: {error}")
+            return None
+        why = records.serves(record, self.device, self.problem, source)
+        if why is not None:
+            refused.append(f"{space.family}, {whose}: {why}")
+            return None
+        return Choice("exact", space, source.config, record, source)
 
     def _nearest(self) -> Iterator[Choice]:
-        files = [file for root in self._roots for file in records.filed(root / self.device.slug)]
+        files = self._store.filed(self.device.slug)
         for record in self._read(files):
             if self._of_this_device(record) and record.problem != self.problem:
                 yield from self._from("nearest", record)
 
     def _other_devices(self) -> Iterator[Choice]:
-        files = [
-            file
-            for root in self._roots
-            if root.is_dir()
-            for folder in sorted(root.iterdir())
-            if folder.is_dir()
-            for file in records.filed(folder)
-        ]
+        files = self._store.filed()
         for record in self._read(files):
             if not self._of_this_device(record):
                 yield from self._from("other-device", record)
@@ -169,7 +192,7 @@ class Choices:
         # The sort is stable: of two alike the user's own stays first.
         for file in sorted(near, key=lambda file: distance(file.problem, self.problem))[:_MOST_NEAR]:
             try:
-                record = records.look_at(file)
+                record = self._store.look_at(file)
             except RecordError:  # unreadable, as `autotune cache list` reports: another serves
                 continue
             if record is None or record.evidence != "measured":
@@ -203,7 +226,7 @@ class Choices:
         try:
             if adapt:
                 values = space.fitted(space.config(values), self.problem, self.device)
-            source = rendered(space, values, self.problem, self.device, root=self._root)
+            source = rendered(space, values, self.problem, self.device, depot=self._store.depot)
         except (ConfigError, SpaceError):
             return None
         return Choice(served, space, source.config, record, source)
@@ -225,8 +248,7 @@ def distance(one: Problem, other: Problem) -> float:
     return extents + _OTHER_LAYOUT * (one.layout != other.layout) + _OTHER_BETA * (one.beta != other.beta)
 
 
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
+def _recorded_ms(choice: Choice) -> float:
+    assert choice.record is not None, "it is of a record"
+    assert choice.record.timing is not None, "only measured records serve"
+    return choice.record.timing.median_ms

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from autotune.code import cubins
 from autotune.code.compiler import Binary
+from autotune.code.depot import Depot
 from autotune.code.finite import finite_check
 from autotune.code.render import Source
 from autotune.code.sources import rendered
@@ -84,7 +84,7 @@ class Kernel:
         ndarray: The array type with the short way through a call: ``cupy.ndarray`` on a GPU.
     """
 
-    def __init__(self, choice: Choice, binary: Binary, machine: Machine, root: Path | None = None) -> None:
+    def __init__(self, choice: Choice, binary: Binary, machine: Machine, depot: Depot) -> None:
         self.problem: Problem = choice.source.problem
         self.served: Served = choice.served
         self.record: Record | None = choice.record
@@ -93,7 +93,7 @@ class Kernel:
         self.device: Device = machine.device
         self._space = choice.space
         self._machine = machine
-        self._root = root
+        self._depot = depot
         self._enqueue = machine.load(choice.source, binary)
         self._variants: dict[Problem, Enqueue] = {}
         self._lock = threading.Lock()
@@ -258,7 +258,7 @@ class Kernel:
         device = self.device
         try:
             config = self._space.fitted(self.config, problem, device)
-            source = rendered(self._space, config, problem, device, root=self._root)
+            source = rendered(self._space, config, problem, device, depot=self._depot)
         except (ConfigError, SpaceError) as error:
             raise UsageError(
                 f"no variant of this kernel takes {problem}: pass arrays without gaps between rows, "
@@ -270,7 +270,7 @@ class Kernel:
 
     def _compiled(self, source: Source, what: str, remedy: str = "") -> Enqueue:
         binary = cubins.load_or_compile(
-            source.text, source.entry, self.device.arch, options=self._machine.options, root=self._root
+            source.text, source.entry, self.device.arch, options=self._machine.options, depot=self._depot
         )
         if isinstance(binary, Rejected):
             raise ToolchainError(f"{what} does not compile ({binary.why}){remedy}")
@@ -291,9 +291,9 @@ class CheckedKernel(Kernel):
     """
 
     def __init__(
-        self, choice: Choice, binary: Binary, machine: Machine, root: Path | None = None, *, strict: Kernel
+        self, choice: Choice, binary: Binary, machine: Machine, depot: Depot, *, strict: Kernel
     ) -> None:
-        super().__init__(choice, binary, machine, root)
+        super().__init__(choice, binary, machine, depot)
         self.strict = strict
         self._checks: dict[Problem, Enqueue] = {}
 

@@ -11,6 +11,7 @@ from autotune.kernel.kernel import Kernel, Machine
 from autotune.kernel.libraries import take
 from autotune.kernel.operands import as_stored, scalar
 from autotune.kernel.simulated import NoArray
+from autotune.records import Store
 from autotune.values.problem import Problem
 
 # For CuPy arrays of these shapes and strides: the kernel, and whether each factor is read as its transpose.
@@ -127,7 +128,7 @@ def _kernel(problem: Problem, machine: Machine, policy: Policy) -> Kernel:
         with _loading:  # many threads may ask for one kernel: it is compiled and loaded once
             kernel = _kernels.get(key)
             if kernel is None:
-                kernel = _kernels[key] = load(problem, machine, policy=policy)
+                kernel = _kernels[key] = load(problem, machine, Store(), policy=policy)
     return kernel
 
 

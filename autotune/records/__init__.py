@@ -2,20 +2,14 @@
 
 from autotune.records.files import (
     Filed,
-    check_writable,
     differences,
     filed,
-    find,
     from_json,
-    look_at,
     now,
-    offer,
+    path_within,
     read,
-    record_path,
     serves,
-    set_aside,
     to_json,
-    write,
 )
 from autotune.records.schema import (
     SCHEMA,
@@ -28,11 +22,13 @@ from autotune.records.schema import (
     Toolchain,
     Verification,
 )
+from autotune.records.store import Entry, Store
 from autotune.values.measurement import Launch, Timing
 
 __all__ = [
     "SCHEMA",
     "Cublas",
+    "Entry",
     "Filed",
     "Finalist",
     "Launch",
@@ -40,21 +36,16 @@ __all__ = [
     "RecordedDevice",
     "Resources",
     "Search",
+    "Store",
     "Timing",
     "Toolchain",
     "Verification",
-    "check_writable",
     "differences",
     "filed",
-    "find",
     "from_json",
-    "look_at",
     "now",
-    "offer",
+    "path_within",
     "read",
-    "record_path",
     "serves",
-    "set_aside",
     "to_json",
-    "write",
 ]

@@ -15,7 +15,7 @@ from typing import IO
 
 from autotune.errors import RecordError, UsageError
 from autotune.records import jsontext, typed
-from autotune.records.files import from_json, record_path, to_json
+from autotune.records.files import from_json, path_within, to_json
 from autotune.records.schema import Record
 
 MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
@@ -39,7 +39,7 @@ def write_archive(found: Iterable[Record], path: Path) -> int:
     """
     kind = _kind(path)
     entries = sorted(
-        (record_path(each.device, each.family, each.problem, root=Path(), estimated=_estimated(each)), each)
+        (path_within(each.device, each.family, each.problem, estimated=_estimated(each)), each)
         for each in found
     )
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

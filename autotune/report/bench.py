@@ -13,11 +13,13 @@ from typing import Any
 from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import Binary, CompilePool, default_workers, nvrtc_version
+from autotune.code.depot import Depot
 from autotune.errors import DeviceError, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for
 from autotune.measure.worker import GpuWorker
 from autotune.model.account import roofline_ms, traffic_bytes
+from autotune.records import Store
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
 from autotune.values.measurement import L2, MeasuredTrial, Method
 from autotune.values.suite import Shape
@@ -240,7 +242,7 @@ def bench(
     cold: bool = False,
     method: Method = "graph",
     seed: int | None = None,
-    root: Path | None = None,
+    root: Path | str | None = None,
     tell: Callable[[Row], None] = lambda row: None,
     service: str = "autotune.measure.service:serve",
 ) -> Report:
@@ -267,14 +269,15 @@ def bench(
         ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
     """
     method = "graph" if cold else method
+    store = Store(root)
     seed = secrets.randbits(48) if seed is None else seed
     rows: list[Row] = []
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)
     with GpuWorker(ordinal, None, tf32=tf32, service=service) as gpu:
         facts = gpu.bench_facts()
-        choices = [Choices(shape.problem, facts.device, root=root) for shape in shapes]
+        choices = [Choices(shape.problem, facts.device, store) for shape in shapes]
         winners = [next(each.exact(), None) for each in choices]
-        binaries = _compiled(winners, facts.device.arch, root)
+        binaries = _compiled(winners, facts.device.arch, store.depot)
         for index, (shape, winner) in enumerate(zip(shapes, winners, strict=True)):
             if winner is None:
                 row = Row(shape, missing=choices[index].missing())
@@ -285,7 +288,7 @@ def bench(
     return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows))
 
 
-def _compiled(winners: Sequence[Choice | None], arch: str, root: Path | None) -> dict[int, Binary | Rejected]:
+def _compiled(winners: Sequence[Choice | None], arch: str, depot: Depot) -> dict[int, Binary | Rejected]:
     """Find the machine code that serves each problem, or compile it in children.
 
     All of it before anything is timed: compilers would disturb the timing.
@@ -298,7 +301,7 @@ def _compiled(winners: Sequence[Choice | None], arch: str, root: Path | None) ->
                 continue
             source = winner.source
             for nvrtc in (winner.record.toolchain.nvrtc, None):
-                kept = cubins.load(source.text, source.entry, arch, nvrtc=nvrtc, root=root)
+                kept = cubins.load(source.text, source.entry, arch, nvrtc=nvrtc, depot=depot)
                 if kept is not None:
                     binaries[index] = kept
                     break
@@ -309,7 +312,7 @@ def _compiled(winners: Sequence[Choice | None], arch: str, root: Path | None) ->
                 index, text = key
                 binaries[index] = binary
                 if isinstance(binary, Binary):
-                    cubins.put(text, binary, arch, root=root)
+                    cubins.put(text, binary, arch, depot=depot)
     return binaries
 
 

@@ -15,10 +15,12 @@ from typing import Any
 from autotune import __version__
 from autotune.code import cubins
 from autotune.code.compiler import stated_arch
+from autotune.code.depot import Depot
 from autotune.code.templates import environment
 from autotune.errors import RecordMissing, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.verify import error_bound
+from autotune.records import Store
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
@@ -90,22 +92,20 @@ class Export:
         return f"{self.choice.place}: {speed}, {record.created[:10]}"
 
 
-def to_export(
-    problem: Problem, device: Device, *, substitute: bool = False, root: Path | None = None
-) -> Export:
+def to_export(problem: Problem, device: Device, store: Store, *, substitute: bool = False) -> Export:
     """Choose the kernel to export for a problem.
 
     Args:
         problem: What is to be computed.
         device: Where.
         substitute: Take what `best_kernel` would where this very problem has no record.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        store: Where records are looked up.
 
     Raises:
         RecordMissing: There is no record, and nothing else may be taken; the message names the command.
         UsageError: No kernel family computes the problem on the device.
     """
-    choices = Choices(problem, device, root=root)
+    choices = Choices(problem, device, store)
     found = next(choices.all() if substitute else choices.exact(), None)
     if found is None:
         raise RecordMissing(
@@ -147,7 +147,7 @@ def header_file(exports: Sequence[Export], name: str) -> str:
     )
 
 
-def cubin_files(export: Export, root: Path | None = None) -> tuple[bytes, str]:
+def cubin_files(export: Export, depot: Depot) -> tuple[bytes, str]:
     """Return the machine code, and as JSON how it is launched.
 
     Raises:
@@ -155,7 +155,7 @@ def cubin_files(export: Export, root: Path | None = None) -> tuple[bytes, str]:
     """
     choice, source = export.choice, export.choice.source
     nvrtc = None if choice.record is None else choice.record.toolchain.nvrtc
-    binary = cubins.load_or_compile(source.text, source.entry, export.device.arch, nvrtc=nvrtc, root=root)
+    binary = cubins.load_or_compile(source.text, source.entry, export.device.arch, nvrtc=nvrtc, depot=depot)
     if isinstance(binary, Rejected):
         raise ToolchainError(f"the kernel of {export.problem} does not compile: {binary.why}")
     arguments = ["float alpha", "const float* A", "const float* B", "float beta", "float* C"]

@@ -14,6 +14,7 @@ from typing import Any
 from autotune.code.compiler import default_workers
 from autotune.errors import ConfigError, Rejected, SpaceError, UsageError
 from autotune.measure.worker import GpuWorker
+from autotune.records import Store
 from autotune.report.explain import Account, explain
 from autotune.report.steps import Step, fitted_step, steps
 from autotune.simulator import SimulationFault, UnsupportedPTX
@@ -147,7 +148,7 @@ class Ladder:
 
 
 def describe(
-    problem: Problem, device: Device, *, root: Path | None = None, tell: Teller = lambda line: None
+    problem: Problem, device: Device, *, root: Path | str | None = None, tell: Teller = lambda line: None
 ) -> Ladder:
     """Compile every step for a device that need not be present, and count what it does; nothing is timed.
 
@@ -161,15 +162,15 @@ def describe(
         DeviceError: The device's clock or bandwidth is unknown.
         ToolchainError: NVRTC is missing or does not know the device.
     """
-    chosen = steps(problem.math)
+    chosen, store = steps(problem.math), Store(root)
     tell(f"compiling {len(chosen)} steps for {device.name} and counting what they do")
     with ThreadPoolExecutor(default_workers()) as pool:  # compilers and disassemblers run beside each other
-        rungs = tuple(pool.map(lambda step: _rung(step, problem, device, root), chosen))
+        rungs = tuple(pool.map(lambda step: _rung(step, problem, device, store), chosen))
     return Ladder(problem, device, rungs)
 
 
 def climb(
-    problem: Problem, *, ordinal: int = 0, root: Path | None = None, tell: Teller = lambda line: None
+    problem: Problem, *, ordinal: int = 0, root: Path | str | None = None, tell: Teller = lambda line: None
 ) -> Ladder:
     """Verify every step on a GPU, then time those that are right in turns with cuBLAS, in one run.
 
@@ -241,10 +242,10 @@ def _with_outcome(rung: Rung, outcome: MeasuredTrial | Rejected, alone: bool) ->
     return replace(rung, timing=outcome.timing, alone=alone)
 
 
-def _rung(step: Step, problem: Problem, device: Device, root: Path | None) -> Rung:
+def _rung(step: Step, problem: Problem, device: Device, store: Store) -> Rung:
     problem = replace(problem, math=step.math)
     try:
-        space, config, note = fitted_step(step, problem, device, root)
+        space, config, note = fitted_step(step, problem, device, store)
         found = explain(space, config, problem, device, title=step.name)
     except (ConfigError, SpaceError, UsageError) as error:
         return Rung(step, rejected=Rejected("constraint", str(error)))

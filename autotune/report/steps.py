@@ -14,6 +14,7 @@ from autotune import records
 from autotune.code.render import render
 from autotune.errors import ConfigError, RecordError
 from autotune.kernel.choices import Choices
+from autotune.records import Store
 from autotune.space.space import Config, Space, adaptation
 from autotune.values.device import Device
 from autotune.values.problem import Math, Problem
@@ -58,7 +59,7 @@ def step_config(name: str) -> tuple[Space, Config]:
     return space, {**space.presets, **space.ladder}[name]
 
 
-def fitted_step(step: Step, problem: Problem, device: Device, root: Path | None) -> tuple[Space, Config, str]:
+def fitted_step(step: Step, problem: Problem, device: Device, store: Store) -> tuple[Space, Config, str]:
     """Return a step's space and its config, fitted to the problem and the device, with a note on its origin.
 
     Raises:
@@ -66,13 +67,13 @@ def fitted_step(step: Step, problem: Problem, device: Device, root: Path | None)
         UsageError: No family computes the problem in the step's math on the device.
     """
     if step.name == TENSOR_CORES:
-        choice = next(Choices(problem, device, root=root).all())
+        choice = next(Choices(problem, device, store).all())
         command = f"no record yet, run 'autotune tune {problem.cli_flags()}'"
         note = "" if choice.served == "exact" else f"{choice.place} stands in: {command}"
         return choice.space, choice.config, f"{choice.space.family}{note and '; '}{note}"
     if step.name == WINNER:
         space = Space.load(step.family)
-        stored, note = _stored(space, problem, device, root)
+        stored, note = _stored(space, problem, device, store)
         if stored is not None:
             return space, stored, note
         wanted = next(iter(space.presets.values()))
@@ -83,11 +84,11 @@ def fitted_step(step: Step, problem: Problem, device: Device, root: Path | None)
     return space, config, "; ".join(filter(None, (note, adapted)))
 
 
-def _stored(space: Space, problem: Problem, device: Device, root: Path | None) -> tuple[Config | None, str]:
+def _stored(space: Space, problem: Problem, device: Device, store: Store) -> tuple[Config | None, str]:
     """Return the config of the record that serves, else None; and a note, such as which preset stands in."""
     instead = f"the preset {next(iter(space.presets))} stands in: "
     try:
-        record = records.find(device, space.family, problem, root=root)
+        record = store.find(device, space.family, problem)
         if record is None:
             return None, f"{instead}no record yet, run 'autotune tune {problem.cli_flags()}'"
         config = space.config(record.config)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import Binary
+from autotune.code.depot import Depot
 from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, Rejected, SpaceError
@@ -54,7 +54,7 @@ class _Contestant:
     binary: Binary
 
 
-def staleness(record: Record, root: Path | None = None) -> str | None:
+def staleness(record: Record, depot: Depot) -> str | None:
     """Tell, without a GPU, why a record no longer describes what its config renders to; None if it does.
 
     Raises:
@@ -66,15 +66,13 @@ def staleness(record: Record, root: Path | None = None) -> str | None:
     if device is None:
         return None  # its limits are not known here
     try:
-        source = rendered(space, space.config(record.config), record.problem, device, root=root)
+        source = rendered(space, space.config(record.config), record.problem, device, depot=depot)
     except ConfigError as error:
         return f"the record is stale: {error}"
     return records.serves(record, device, record.problem, source)
 
 
-def audit(
-    record: Record, workers: Workers, *, tolerance: float = TOLERANCE, root: Path | None = None
-) -> Finding:
+def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = TOLERANCE) -> Finding:
     """Render, compile, verify in full and time a record's config beside cuBLAS.
 
     Where it no longer holds, the finalists of its search are measured beside it, and the fastest of them all
@@ -83,8 +81,8 @@ def audit(
     Args:
         record: Measured, of this machine's GPU.
         workers: Makes the worker for a problem, and for cold operands or not.
+        depot: For what was compiled.
         tolerance: Share of the stored time within which it holds.
-        root: Folder of records, for what was compiled.
 
     Raises:
         SpaceError: Its family is none of the built-in ones.
@@ -95,7 +93,7 @@ def audit(
     space, before = Space.load(record.family), record.timing.median_ms
     with workers(record.problem, record.timing.l2 == "cold") as gpu:
         facts = gpu.ready()
-        winner = _contestant(space, record.config, record, facts, root)
+        winner = _contestant(space, record.config, record, facts, depot)
         finals = _measured([winner], gpu)
         outcome: MeasuredTrial | Rejected = winner if isinstance(winner, Rejected) else finals.outcomes[0]
         stale = isinstance(winner, _Contestant) and (
@@ -105,7 +103,7 @@ def audit(
         if now is not None and not stale and abs(now - before) <= tolerance * before:
             return Finding("holds", "", before, now, record)
         others = [
-            _contestant(space, finalist.config, record, facts, root)
+            _contestant(space, finalist.config, record, facts, depot)
             for finalist in record.finalists
             if finalist.config != record.config
         ]
@@ -130,15 +128,15 @@ def audit(
 
 
 def _contestant(
-    space: Space, values: Mapping[str, int | str], record: Record, facts: GpuFacts, root: Path | None
+    space: Space, values: Mapping[str, int | str], record: Record, facts: GpuFacts, depot: Depot
 ) -> _Contestant | Rejected:
     try:
         config = space.config(values)
-        source = rendered(space, config, record.problem, facts.device, root=root)
+        source = rendered(space, config, record.problem, facts.device, depot=depot)
     except (ConfigError, SpaceError) as error:
         return Rejected("constraint", str(error))
     binary = cubins.load_or_compile(
-        source.text, source.entry, facts.device.arch, nvrtc=record.toolchain.nvrtc, root=root
+        source.text, source.entry, facts.device.arch, nvrtc=record.toolchain.nvrtc, depot=depot
     )
     return binary if isinstance(binary, Rejected) else _Contestant(source, binary)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune import records
 from autotune.code import cubins
 from autotune.errors import Rejected, TuningError
 from autotune.measure.worker import GpuWorker
-from autotune.records import compose
+from autotune.records import Store, compose
 from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
 from autotune.tuning.limits import trial_limit
@@ -164,14 +163,14 @@ def store(
     stored: Mapping[int, records.Record],
     pipeline: Pipeline,
     search: records.Search,
-    root: Path | None,
+    kept: Store,
 ) -> records.Record:
     """Store the winner, and bring the stored winners that it met up to date."""
     candidates = standing.candidates
     record = standing.record(standing.winner, search)
     for number in standing.order:  # compiling the text again need not give the machine code that was measured
         built = standing.built[number]
-        cubins.put(built.source.text, built.binary, candidates.device.arch, root=root)
+        cubins.put(built.source.text, built.binary, candidates.device.arch, depot=kept.depot)
     over = None
     for number, old in stored.items():
         outcome = standing.finals.outcomes.get(number)
@@ -180,13 +179,13 @@ def store(
         if old.family == record.family:
             over = old if outcome is not None or wrong else None
         elif any(each.kind == "correctness" for each in wrong):
-            records.set_aside(
-                records.record_path(candidates.device, old.family, candidates.problem, root=root)
-            )
+            path = kept.path(candidates.device, old.family, candidates.problem)
+            if path.exists():  # else it came with the package
+                kept.set_aside(path)
         elif isinstance(outcome, MeasuredTrial) and _faster(old, record):
             # The fastest record of any family is served: a time of another day must not decide.
-            records.offer(standing.record(number, search), over=old, root=root)
-    return records.offer(record, over=over, root=root)
+            kept.offer(standing.record(number, search), over=old)
+    return kept.offer(record, over=over)
 
 
 def _faster(old: records.Record, record: records.Record) -> bool:

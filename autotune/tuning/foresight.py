@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from autotune.code.compiler import Binary
 from autotune.errors import ConfigError, Rejected, TuningError
 from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
 from autotune.measure.proof import prove
-from autotune.records import compose
+from autotune.records import Store, compose
 from autotune.records.trials import Run, TrialLog
 from autotune.search.candidates import Candidates
 from autotune.space.space import Legal, Space, families
@@ -60,7 +59,7 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
         UnsupportedPTX: The simulator does not know an instruction of the kernel.
         TuningError: Not one candidate was usable.
     """
-    space, seed, root, watch = request.space, request.seed, request.root, request.watch
+    space, seed, store, watch = request.space, request.seed, request.store, request.watch
     spaces = families(problem, device) if space is None else [space]
     for each in spaces:
         trial_header(each, problem, device)  # without NVRTC there is nothing to begin
@@ -76,7 +75,7 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
             "left out" if unknown[0] not in {f.name for f in candidates.families} else "its presets first"
         )
         progress.notes.append(f"the model does not know {', '.join(unknown)}: {order_is}")
-    first = [*_stored(candidates, root)]
+    first = [*_stored(candidates, store)]
     presets = (family.numbers(family.space.starts(family.legal)) for family in candidates.families)
     first += [number for turn in zip_longest(*presets) for number in turn if number is not None]
     watch(progress)
@@ -97,20 +96,18 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
         built, verdict = _proven(pipeline, candidates, seed, logs, progress, watch)
     progress.end("finals")
     record = compose.estimated(built.source, built.binary, device, verdict, progress.searched(STRATEGY, seed))
-    records.write(record, root=root)
+    store.write(record)
     progress.stage = "done"
     watch(progress)
     return record
 
 
-def _stored(candidates: Candidates, root: Path | None) -> list[int]:
+def _stored(candidates: Candidates, store: Store) -> list[int]:
     """Number the winners of earlier searches, measured or estimated."""
     numbers: list[int] = []
     for family in candidates.families:
         for estimated in (False, True):
-            record = records.find(
-                candidates.device, family.name, candidates.problem, root=root, estimated=estimated
-            )
+            record = store.find(candidates.device, family.name, candidates.problem, estimated=estimated)
             numbers += family.numbers([None if record is None else family.legal.index(record.config)])
     return numbers
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune import records
 from autotune.code.compiler import CompilePool, default_workers
 from autotune.errors import UsageError
+from autotune.records import Store
 from autotune.search import DEFAULT, require_seed, require_strategy
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
@@ -41,7 +42,7 @@ class Request:
     resume: bool | None = None
     storage: str | None = None
     study: str | None = None
-    root: Path | None = None
+    root: Path | str | None = None
     watch: Watcher = lambda progress: None
     began: float | None = None
 
@@ -54,7 +55,12 @@ class Request:
             raise UsageError(f"workers {self.workers}: a search needs at least one compiling process")
         if self.study is not None and self.storage is None:
             raise UsageError("--study names a study of a storage: give --storage too")
-        records.check_writable(self.root)
+        self.store.check_writable()
+
+    @cached_property
+    def store(self) -> Store:
+        """Where records are looked up and kept."""
+        return Store(self.root)
 
     def progress(self, problem: Problem) -> Progress:
         """Return the progress of a search that begins now, or began with its command."""

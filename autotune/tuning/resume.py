@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune import records
 from autotune.code.compiler import OPTIONS
 from autotune.code.nvrtc import nvrtc_version
 from autotune.code.render import template_digest
 from autotune.errors import Rejected
+from autotune.records import Store
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import Line, Run, TrialHeader, TrialLog, deaths, trials_path
 from autotune.search.candidates import Candidates, config_of, points_of
@@ -50,9 +50,7 @@ def logs_of(candidates: Candidates, driver: str | None, request: Request, run: R
     logs = []
     for family in candidates.families:
         header = trial_header(family.space, candidates.problem, candidates.device, driver, l2)
-        path = records.record_path(
-            candidates.device, family.name, candidates.problem, root=request.root, estimated=estimated
-        )
+        path = request.store.path(candidates.device, family.name, candidates.problem, estimated=estimated)
         logs.append(TrialLog(trials_path(path), header, run, anew=request.resume is False))
     return logs
 
@@ -123,12 +121,12 @@ class Stored:
     records: Mapping[int, records.Record]
 
     @classmethod
-    def find(cls, candidates: Candidates, root: Path | None) -> Stored:
+    def find(cls, candidates: Candidates, store: Store) -> Stored:
         """Look for the record of each family."""
         points: dict[int, int] = {}
         found: dict[int, records.Record] = {}
         for place, family in enumerate(candidates.families):
-            record = records.find(candidates.device, family.name, candidates.problem, root=root)
+            record = store.find(candidates.device, family.name, candidates.problem)
             point = None if record is None else family.legal.index(record.config)
             if record is not None and point is not None:
                 points[place] = point
@@ -136,7 +134,7 @@ class Stored:
         return cls(points, found)
 
 
-def firsts(candidates: Candidates, stored: Stored, past: Past, root: Path | None) -> list[list[int]]:
+def firsts(candidates: Candidates, stored: Stored, past: Past, store: Store) -> list[list[int]]:
     """List for each family the points that its search begins with.
 
     They are its stored winner, what earlier runs lost, what was fast at other sizes, and the presets.
@@ -146,7 +144,7 @@ def firsts(candidates: Candidates, stored: Stored, past: Past, root: Path | None
         first = [stored.points[place]] if place in stored.points else []
         first += past.lost[place]
         first += warm_starts(
-            family.space, family.legal, candidates.problem, candidates.device, root, WARM_STARTS
+            family.space, family.legal, candidates.problem, candidates.device, store, WARM_STARTS
         )
         found.append(first + family.space.starts(family.legal))
     return found

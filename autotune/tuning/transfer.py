@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import AutotuneError, RecordError
 from autotune.families.estimate import estimate_columns
-from autotune.paths import cache_dir
-from autotune.records.files import record_path
+from autotune.records import Store
 from autotune.records.trials import TrialHeader, read_header, trials_path
 from autotune.space.space import Legal, Space
 from autotune.values.device import Device, known_devices
@@ -38,7 +37,7 @@ NEAR = 1  # parameters that differ between two starts of one log, at most, where
 
 
 def warm_starts(
-    space: Space, legal: Legal, problem: Problem, device: Device, root: Path | None, limit: int
+    space: Space, legal: Legal, problem: Problem, device: Device, store: Store, limit: int
 ) -> list[int]:
     """Give where to start, the most promising first.
 
@@ -47,14 +46,14 @@ def warm_starts(
         legal: Its points for the problem and device.
         problem: What is searched for.
         device: Where.
-        root: Folder of records; `autotune.paths.cache_dir` when not given.
+        store: Of the logs.
         limit: Starts at most.
 
     Returns:
         Indices of the list, none twice; none where no trials are kept. A log that cannot be read is left out.
     """
-    own = trials_path(record_path(device, space.family, problem, root=root))
-    logs = [log for log in _logs(space.family, root or cache_dir()) if log.path != own]
+    own = trials_path(store.path(device, space.family, problem))
+    logs = [log for log in _logs(space.family, store.root) if log.path != own]
     here = [log for log in logs if log.header.device.slug == device.slug]
     elsewhere = [log for log in logs if log.header.device.slug != device.slug]
     near = _Near(legal, space.adapts)

@@ -42,7 +42,7 @@ def tune(
     resume: bool | None = None,
     storage: str | None = None,
     study: str | None = None,
-    root: Path | None = None,
+    root: Path | str | None = None,
     watch: Watcher = lambda progress: None,
     began: float | None = None,
 ) -> records.Record:
@@ -193,7 +193,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
     """
     from threadpoolctl import threadpool_limits
 
-    watch, root = request.watch, request.root
+    watch, kept = request.watch, request.store
     with threadpool_limits(1, user_api="blas"), ExitStack() as opened:
         device, driver = shop.identity()
         progress.device, progress.stage = device, "listing the candidates"
@@ -206,9 +206,9 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         logs = logs_of(candidates, driver, request, Run(progress.began))
         for log in logs:
             opened.enter_context(log)
-        stored = Stored.find(candidates, root)
+        stored = Stored.find(candidates, kept)
         past = Past.read(candidates, logs, required=request.resume is True)
-        begins = firsts(candidates, stored, past, root)
+        begins = firsts(candidates, stored, past, kept)
         searches = _searches(candidates, begins, logs, request, progress, opened)
         starts = [
             len(set(family.numbers(first)) - set(past.trials))
@@ -239,7 +239,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         for log in logs:
             log.event("gpu", uuid=facts.uuid, pci_bus_id=facts.pci_bus_id, start_s=dict(facts.start_s))
     progress.end("finals")
-    record = store(standing, stored.records, pipeline, progress.searched(strategy, request.seed), root)
+    record = store(standing, stored.records, pipeline, progress.searched(strategy, request.seed), kept)
     progress.stage = "done"
     watch(progress)
     return record

@@ -13,6 +13,7 @@ from autotune.code.render import render
 from autotune.errors import Rejected
 from autotune.measure.comparison import Baseline, Comparison
 from autotune.measure.worker import GpuWorker
+from autotune.records import Store
 from autotune.report.bench import bench
 from autotune.space.space import Space
 from autotune.values.device import current_device
@@ -119,7 +120,7 @@ def test_stored_records_are_benched_from_end_to_end(device, tmp_path):
             launch=source.launch,
             code_digest=source.code_digest,
         )
-        records.write(record, root=tmp_path)
+        Store(tmp_path).write(record)
         shapes.append(Shape(str(problem), problem, alpha, beta))
     shapes.append(replace(shapes[0], id="none", problem=Problem(257, 256, 256)))
     report = bench(shapes, root=tmp_path)

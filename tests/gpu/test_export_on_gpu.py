@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from autotune.records import Store
 from autotune.report.export import cuda_file, to_export
 from autotune.values.device import current_device
 from autotune.values.problem import Problem
@@ -27,7 +28,7 @@ PROBLEMS = [
 
 def built(problem, folder, change=lambda text: text):
     device = current_device(0)
-    export = to_export(problem, device, substitute=True)
+    export = to_export(problem, device, Store(), substitute=True)
     (folder / "kernel.cu").write_text(change(cuda_file(export)))
     flags = ["-O3", "-std=c++17", *export.nvcc_flags.split(), "-DAUTOTUNE_SELF_CHECK"]
     subprocess.run(["nvcc", *flags, "kernel.cu", "-o", "check"], cwd=folder, check=True)

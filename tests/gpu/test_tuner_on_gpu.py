@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune import records
 from autotune.measure.clocks import ClockMonitor, device_uuid
 from autotune.measure.worker import GpuWorker
+from autotune.records import Store
 from autotune.records.trials import read_log
 from autotune.space.space import Space
 from autotune.tuning import tuner
@@ -91,7 +91,7 @@ def test_the_trace_and_the_record_say_when_and_where(device, tmp_path):
     assert 0 < stages["gpu"] < stages["search"]
     assert stages["start"] < stages["first"]
     assert record.timing.clocks is None or record.timing.clocks["sm_mhz_max"] > 100
-    assert records.find(device, record.family, record.problem, root=tmp_path) is not None
+    assert Store(tmp_path).find(device, record.family, record.problem) is not None
 
 
 def test_clocks_are_those_of_this_gpu(device):
