@@ -71,16 +71,22 @@ def test_a_signal_that_nobody_asked_for_acts_at_the_end():
 class Command:
     """A search on the stub, as a process in a session of its own."""
 
-    def __init__(self, folder, **environment):
+    def __init__(self, folder, *, before=None, **environment):
         self.root = folder / "records"
         words = "tune --m 64 --n 64 --k 8 --strategy random --budget 60s --workers 2"
         self._process = subprocess.Popen(
             [sys.executable, HERE / "stub_cli.py", *words.split(), "--space", PLAIN, "--cache", self.root],
-            env={**os.environ, "STUB_GPU": str(folder / "measured"), "PYTHONPATH": str(HERE), **environment},
+            env={
+                **os.environ,
+                "STUB_GPU": str(folder / "measured"),
+                "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+                **environment,
+            },
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=before,
         )
 
     def log(self):
@@ -93,6 +99,9 @@ class Command:
             assert self._process.poll() is None, self._process.stderr.read()
             assert time.monotonic() < end
             time.sleep(0.02)
+
+    def send(self, number):
+        self._process.send_signal(number)
 
     def end(self, number):
         """Send a signal; return (exit code, seconds, what it said, processes left)."""
@@ -163,3 +172,16 @@ def test_while_it_starts(tmp_path, after):
     assert code in (130, -signal.SIGINT), told  # Python's own way of ending, until the command is there
     assert left == []
     assert seconds < 2
+
+
+def test_an_interrupt_that_was_ignored_before_stays_ignored(tmp_path):
+    """A job in the background, or under nohup, goes on when its terminal is interrupted."""
+    command = Command(
+        tmp_path, before=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN), STUB_SECONDS="0.05"
+    )
+    command.wait_for(3)
+    seen = len(command.log())
+    command.send(signal.SIGINT)
+    command.wait_for(seen + 10)
+    code, _, told, left = command.end(signal.SIGTERM)
+    assert (code, left) == (130, []), told

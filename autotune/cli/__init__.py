@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from autotune import __version__
+from autotune.cli.streams import lost_output, replace_closed
 from autotune.errors import AutotuneError
 
 COMMANDS = {  # name: (module, help); help stands here so that --help imports no command
@@ -89,10 +90,18 @@ def main() -> None:
     """
     debug = "--debug" in sys.argv
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that compile
+    replace_closed()
     _interrupted.clear()
-    handlers = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN  # such as in a background job: it is meant to go on
+    }
     try:
         status = cli.main(standalone_mode=False, prog_name="autotune")
+        if not status and lost_output():
+            click.echo("autotune: standard output is closed: what was written there is lost", err=True)
+            status = 1
     except click.ClickException as error:
         words = " ".join(error.format_message().split()).removesuffix(".")
         context = getattr(error, "ctx", None)

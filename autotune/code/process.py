@@ -95,7 +95,7 @@ class Child:
                 env={name: value for name, value in variables.items() if value is not None},
             )
         self.pid: int = self._process.pid
-        self.send([os.path.abspath(entry) for entry in sys.path])
+        self.send(_import_path())
         self.send((service, args))
 
     def send(self, message: object) -> None:
@@ -195,6 +195,15 @@ def _ending(returncode: int | None) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"killed by signal {-returncode}"
+
+
+def _import_path() -> list[str]:
+    """Return `sys.path` with absolute entries; those relative to a folder that is gone are left out."""
+    found = []
+    for entry in sys.path:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.path.abspath(entry))
+    return found
 
 
 def _popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
