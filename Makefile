@@ -29,7 +29,7 @@ test: install  ## all tests that need no GPU
 	$(BIN)/pytest
 
 golden: install  ## rewrite the rendered kernels the tests compare with
-	$(BIN)/pytest tests/test_render.py tests/test_ladder.py --update-golden
+	$(BIN)/pytest tests/test_goldens.py --update-golden
 
 gpu: install  ## the tests that need a GPU; a skip is a failure
 	$(BIN)/pytest tests/gpu --require-gpu

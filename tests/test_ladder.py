@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_render import assert_tidy
 
 from autotune.cli.ladder import show
 from autotune.code.compiler import Binary, CompilePool, compile_text
@@ -28,8 +27,6 @@ from autotune.space.space import Config, Space
 from autotune.values.device import named_device
 from autotune.values.problem import LAYOUTS, Problem
 
-GOLDEN = Path(__file__).with_name("golden") / "ladder"
-UPDATE = "python -m pytest tests/test_ladder.py --update-golden"
 H200 = named_device("h200")
 CUBE = Problem(4096, 4096, 4096)
 ODD = Problem(100, 70, 33, "tt", 1)
@@ -174,28 +171,6 @@ def test_vectors_shrink_to_what_is_aligned():
 
 
 # -- text ----------------------------------------------------------------------------------------------------
-
-GOLDENS = {
-    f"{name}{suffix}": (name, problem) for name in OWN for suffix, problem in (("", CUBE), ("_odd", ODD))
-}
-
-
-@pytest.mark.parametrize("golden", GOLDENS)
-def test_the_rendered_text_is_the_golden_one(golden, update_golden):
-    made = source(*GOLDENS[golden])
-    # The digest is left out: it covers every part a template could include, and these include none.
-    text = made.text.replace(f"// template {made.template_digest[:16]}", "// template")
-    path = GOLDEN / f"{golden}.cu"
-    if update_golden:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert path.is_file(), f"no {path}: {UPDATE}"
-    assert text == path.read_text(), f"if this is meant: {UPDATE}"
-    assert_tidy(text)
-
-
-def test_every_golden_belongs_to_a_step():
-    assert {path.stem for path in GOLDEN.glob("*")} == set(GOLDENS)
 
 
 @pytest.mark.parametrize("name", OWN)

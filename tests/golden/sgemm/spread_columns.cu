@@ -1,39 +1,46 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   BM64-TM8-LM4-BN64-TN4-VM4-VN4-BK16-split_k1-warps_k1-cp_async-stages3-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-row-group_m8-min_blocks1
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
+// config   BM256-TM8-LM4-BN64-TN4-VM4-VN4-BK8-split_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n1-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-row-group_m1-min_blocks2
 // template
 
 // The problem.
-constexpr int m = 4096;  // rows of C
-constexpr int n = 4096;  // columns of C
-constexpr int k = 4096;  // length of a dot product
-constexpr long long lda = 4096, ldb = 4096, ldc = 4096;  // floats from one stored row to the next
+constexpr int m = 4095;  // rows of C
+constexpr int n = 4097;  // columns of C
+constexpr int k = 1023;  // length of a dot product
+constexpr long long lda = 4095, ldb = 1023, ldc = 4097;  // floats from one stored row to the next
 
 // The choice.
-constexpr int BM = 64, BN = 64;  // block tile of C
-constexpr int BK = 16;  // depth of one step along k
+constexpr int BM = 256, BN = 64;  // block tile of C
+constexpr int BK = 8;  // depth of one step along k
 constexpr int LM = 4, LN = 8;  // lanes of a warp
 constexpr int TM = 8, TN = 4;  // outputs of one thread
 constexpr int VM = 4, VN = 4;  // contiguous fragments of a thread's rows and columns
-constexpr int stages = 3;  // shared-memory buffers
-constexpr int vec_a = 1, vec_b = 4, vec_c = 4;  // floats per global access
+constexpr int stages = 2;  // shared-memory buffers
+constexpr int vec_a = 1, vec_b = 1, vec_c = 1;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
-constexpr int group_m = 8;  // rows of tiles worked on together
+constexpr int group_m = 1;  // rows of tiles worked on together
 
 // What follows from it.
 constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
 constexpr int warps_n = BN / WN;
 constexpr int num_threads = 32 * (BM / WM) * warps_n;
-constexpr int tiles_m = 64, tiles_n = 64;  // block tiles of C
-constexpr int tiles_k = 256;  // steps along k
-constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
-constexpr int Bs_row = BN;
+constexpr int tiles_m = 16, tiles_n = 65;  // block tiles of C
+constexpr int tiles_k = 128;  // steps along k
+constexpr int first_k = 7;  // depth of the first step: the remainder comes first, so the others need no check
+constexpr int As_row = BM;  // floats from one shared row to the next
+constexpr int Bs_row = BN + smem_pad;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
+
+// Where column `col` of B's tile lies in its shared rows: a fragment's columns are LN apart, so those of neighbouring lanes are
+// neighbours in C.
+__device__ constexpr int spread(int col)
+{
+    return col / (LN * VN) * (LN * VN) + col % LN * VN + col / LN % VN;
+}
 
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
-static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
 static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
 static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
@@ -73,7 +80,7 @@ __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 1)
+extern "C" __global__ void __launch_bounds__(num_threads, 2)
 sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C)
 {
     extern __shared__ __align__(16) float shared[];
@@ -90,40 +97,61 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     constexpr int group_tiles = group_m * tiles_n;
     const int group = blockIdx.x / group_tiles, in_group = blockIdx.x % group_tiles;
     constexpr int group_rows = group_m;
-    const int block_row = (group * group_m + in_group % group_rows) * BM;
-    const int block_col = in_group / group_rows * BN;
+    const int tile_row = (group * group_m + in_group % group_rows) * BM;  // the first row that this block writes
+    const int block_row = min(tile_row, m - BM);  // the last tile begins earlier instead of reaching over the edge
+    const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
+    const int block_col = min(tile_col, n - BN);
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
+    // A: the tile is BK stored rows of BM floats, moved vec_a at a time.
+    constexpr int a_width = BM / vec_a;  // moves along one stored row
     constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
     constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
     const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + a_col;
+    const float* a_global = A + a_row * lda + (block_row + a_col);
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
+    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
+    constexpr int b_width = BK / vec_b;  // moves along one stored row
     constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
     constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
     const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + b_row * ldb + (block_col + b_col);
+    const float* b_global = B + (block_col + b_row) * ldb + b_col;
 
-    const unsigned a_shared = shared_address(As + a_col * As_row + a_row);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
+    const unsigned b_shared = shared_address(Bs + b_col * Bs_row + spread(b_row));
+
+    // Start copying the first tile of A and of B into buffer 0; they are `depth` deep, the rest is zero.
+    auto load_first_tile = [&](int depth) {
+        constexpr int stage = 0;
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i * a_rows, col = 0;
+            const bool inside = a_row + row < depth;
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col, inside);
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            const bool inside = b_col + col < depth;
+            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + spread(row)), b_global + row * ldb + col, inside);
+        }
+        a_global += depth * lda;
+        b_global += depth;
+    };
 
     // Start copying the next tile of A and of B into buffer `stage`.
     auto load_tile = [&](int stage) {
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
             const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col);
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {
             const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
+            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + spread(row)), b_global + row * ldb + col);
         }
-        a_global += BK;
-        b_global += BK * ldb;
+        a_global += BK * lda;
+        b_global += BK;
     };
 
     // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
@@ -157,8 +185,10 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     };
 
     // Fill every buffer but one.
+    load_first_tile(first_k);
+    cp_async_commit();
     #pragma unroll
-    for (int stage = 0; stage < stages - 1; ++stage) {
+    for (int stage = 1; stage < stages - 1; ++stage) {
         load_tile(stage);
         cp_async_commit();
     }
@@ -195,24 +225,25 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         for (int s = 0; s < stages; ++s)
             step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < tiles_k);
 
-    #pragma unroll
-    for (int s = 0; s < tiles_k % stages; ++s)
-        step(s, (s + 1) % stages, (s + stages - 1) % stages, false);
-
     // Write the thread's outputs, vec_c at a time.
     const int c_row = block_row + warp_m * WM + lane_m * VM;
-    const int c_col = block_col + warp_n * WN + lane_n * VN;
+    const int c_col = block_col + warp_n * WN + lane_n;
     float* const c_thread = C + c_row * ldc + c_col;
     #pragma unroll
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
+            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
+            if (c_row + row < tile_row || c_col + col < tile_col)
+                continue;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+            Vector<vec_c> old = {};
+            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
+                old = *to;
             Vector<vec_c> out;
             #pragma unroll
             for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * acc[i][j + v];
+                out.lane[v] = alpha * acc[i][j + v] + beta * old.lane[v];
             *to = out;
         }
 }

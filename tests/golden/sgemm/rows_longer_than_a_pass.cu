@@ -1,42 +1,39 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   BM16-TM4-LM4-BN32-TN4-VM4-VN4-BK64-split_k1-warps_k4-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
+// config   BM128-TM8-LM16-BN32-TN16-VM4-VN4-BK8-split_k1-warps_k1-cp_async-stages4-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages0-blocked-group_m1-min_blocks1
 // template
 
 // The problem.
-constexpr int m = 256;  // rows of C
-constexpr int n = 256;  // columns of C
-constexpr int k = 256;  // length of a dot product
-constexpr long long lda = 256, ldb = 256, ldc = 256;  // floats from one stored row to the next
+constexpr int m = 4095;  // rows of C
+constexpr int n = 4097;  // columns of C
+constexpr int k = 1023;  // length of a dot product
+constexpr long long lda = 4095, ldb = 1023, ldc = 4097;  // floats from one stored row to the next
 
 // The choice.
-constexpr int BM = 16, BN = 32;  // block tile of C
-constexpr int BK = 64;  // depth of one step along k
-constexpr int warps_k = 4;  // warps that share a tile and take turns along k
-constexpr int LM = 4, LN = 8;  // lanes of a warp
-constexpr int TM = 4, TN = 4;  // outputs of one thread
+constexpr int BM = 128, BN = 32;  // block tile of C
+constexpr int BK = 8;  // depth of one step along k
+constexpr int LM = 16, LN = 2;  // lanes of a warp
+constexpr int TM = 8, TN = 16;  // outputs of one thread
 constexpr int VM = 4, VN = 4;  // contiguous fragments of a thread's rows and columns
-constexpr int stages = 2;  // shared-memory buffers
-constexpr int vec_a = 1, vec_b = 4, vec_c = 4;  // floats per global access
+constexpr int stages = 4;  // shared-memory buffers
+constexpr int vec_a = 1, vec_b = 1, vec_c = 1;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
 constexpr int group_m = 1;  // rows of tiles worked on together
 
 // What follows from it.
 constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
 constexpr int warps_n = BN / WN;
-constexpr int warps_m = BM / WM;
-constexpr int num_threads = 32 * warps_m * warps_n * warps_k;
-constexpr int reads = BK / warps_k;  // times in a step that a thread reads fragments
-constexpr int tiles_m = 16, tiles_n = 8;  // block tiles of C
-constexpr int tiles_k = 4;  // steps along k
-constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
-constexpr int Bs_row = BN;
+constexpr int num_threads = 32 * (BM / WM) * warps_n;
+constexpr int tiles_m = 32, tiles_n = 129;  // block tiles of C
+constexpr int tiles_k = 128;  // steps along k
+constexpr int first_k = 7;  // depth of the first step: the remainder comes first, so the others need no check
+constexpr int As_row = BM;  // floats from one shared row to the next
+constexpr int Bs_row = BN + smem_pad;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
 
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
-static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
 static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
 static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
@@ -85,7 +82,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
 
     const int thread = threadIdx.x;
     const int warp = thread / 32, lane = thread % 32;
-    const int warp_k = warp / (warps_m * warps_n), warp_m = warp / warps_n % warps_m, warp_n = warp % warps_n;
+    const int warp_m = warp / warps_n, warp_n = warp % warps_n;
     const int lane_m = lane / LN, lane_n = lane % LN;
 
     // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
@@ -93,46 +90,67 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     constexpr int group_tiles = group_m * tiles_n;
     const int group = blockIdx.x / group_tiles, in_group = blockIdx.x % group_tiles;
     constexpr int group_rows = group_m;
-    const int block_row = (group * group_m + in_group % group_rows) * BM;
-    const int block_col = in_group / group_rows * BN;
+    const int tile_row = (group * group_m + in_group % group_rows) * BM;  // the first row that this block writes
+    const int block_row = min(tile_row, m - BM);  // the last tile begins earlier instead of reaching over the edge
+    const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
+    const int block_col = min(tile_col, n - BN);
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
+    // A: the tile is BK stored rows of BM floats, moved vec_a at a time.
+    constexpr int a_width = BM / vec_a;  // moves along one stored row
     constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + a_col;
+    constexpr int a_passes = a_width / num_threads;  // passes of the block along one stored row
+    const int a_row = 0, a_col = thread * vec_a;
+    const float* a_global = A + a_row * lda + (block_row + a_col);
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
+    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
+    constexpr int b_width = BK / vec_b;  // moves along one stored row
     constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
     constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
     const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + b_row * ldb + (block_col + b_col);
+    const float* b_global = B + (block_col + b_row) * ldb + b_col;
 
-    const unsigned a_shared = shared_address(As + a_col * As_row + a_row);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
+    const unsigned b_shared = shared_address(Bs + b_col * Bs_row + b_row);
+
+    // Start copying the first tile of A and of B into buffer 0; they are `depth` deep, the rest is zero.
+    auto load_first_tile = [&](int depth) {
+        constexpr int stage = 0;
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i / a_passes, col = i % a_passes * num_threads * vec_a;
+            const bool inside = a_row + row < depth;
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col, inside);
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            const bool inside = b_col + col < depth;
+            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + row), b_global + row * ldb + col, inside);
+        }
+        a_global += depth * lda;
+        b_global += depth;
+    };
 
     // Start copying the next tile of A and of B into buffer `stage`.
     auto load_tile = [&](int stage) {
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col);
+            const int row = i / a_passes, col = i % a_passes * num_threads * vec_a;
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {
             const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
+            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + row), b_global + row * ldb + col);
         }
-        a_global += BK;
-        b_global += BK * ldb;
+        a_global += BK * lda;
+        b_global += BK;
     };
 
     // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
     // its columns likewise.
-    const float* const a_fragments = As + warp_k * (BK / warps_k) * As_row + warp_m * WM + lane_m * VM;
-    const float* const b_fragments = Bs + warp_k * (BK / warps_k) * Bs_row + warp_n * WN + lane_n * VN;
+    const float* const a_fragments = As + warp_m * WM + lane_m * VM;
+    const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
     alignas(16) float reg_m[2][TM], reg_n[2][TN];
     float acc[TM][TN] = {};
 
@@ -150,20 +168,24 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
                 &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
     };
 
-    // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
+    // acc += reg_m x reg_n, four rows at a time; every second block of rows runs backwards.
     auto multiply = [&](int half) {
         #pragma unroll
-        for (int i = 0; i < TM; ++i)
+        for (int block = 0; block < TM; block += 4)
             #pragma unroll
             for (int step = 0; step < TN; ++step) {
-                const int j = i % 2 ? TN - 1 - step : step;
-                acc[i][j] += reg_m[half][i] * reg_n[half][j];
+                const int j = block % 8 ? TN - 1 - step : step;
+                #pragma unroll
+                for (int i = block; i < block + 4; ++i)
+                    acc[i][j] += reg_m[half][i] * reg_n[half][j];
             }
     };
 
     // Fill every buffer but one.
+    load_first_tile(first_k);
+    cp_async_commit();
     #pragma unroll
-    for (int stage = 0; stage < stages - 1; ++stage) {
+    for (int stage = 1; stage < stages - 1; ++stage) {
         load_tile(stage);
         cp_async_commit();
     }
@@ -175,9 +197,9 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // last barrier. `more`: there is such a tile.
     auto step = [&](int stage, int next, int vacant, bool more) {
         #pragma unroll
-        for (int kk = 0; kk < reads; ++kk) {
+        for (int kk = 0; kk < BK; ++kk) {
             // The operands of the next FFMAs are read before these start, those of the next tile too.
-            if (kk < reads - 1) {
+            if (kk < BK - 1) {
                 load_fragments((kk + 1) % 2, stage, kk + 1);
             } else {
                 cp_async_wait<stages - 2>();
@@ -193,55 +215,34 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         }
     };
 
-    int tile = 0;
+    int stage = 0, vacant = stages - 1;
     #pragma unroll 1
-    for (; tile + stages <= tiles_k; tile += stages)
-        #pragma unroll
-        for (int s = 0; s < stages; ++s)
-            step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < tiles_k);
-
-    // Warps that took turns along k add up their sums in shared memory, in the order of k; each then owns some rows.
-    constexpr int turn_threads = num_threads / warps_k;  // threads of one turn
-    constexpr int own_rows = TM / warps_k;
-    constexpr int add_width = TN < 4 ? TN : 4, adds = TN / add_width;  // vectors of one row of a thread
-    const int own_first = warp_k * own_rows;
-    auto* const warp_sums = reinterpret_cast<Vector<add_width>*>(shared) + thread % turn_threads;  // [warps_k][TM][adds][turn_threads]
-    float own[own_rows][TN];
-    __syncthreads();  // nobody reads the last tile any more
-    #pragma unroll
-    for (int i = 0; i < TM; ++i)
-        #pragma unroll
-        for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int v = 0; v < add_width; ++v)
-                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
-    __syncthreads();
-    #pragma unroll
-    for (int i = 0; i < own_rows; ++i)
-        #pragma unroll
-        for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int turn = 0; turn < warps_k; ++turn) {
-                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
-                #pragma unroll
-                for (int v = 0; v < add_width; ++v)
-                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
-            }
+    for (int tile = 0; tile < tiles_k; ++tile) {
+        const int next = stage + 1 == stages ? 0 : stage + 1;
+        step(stage, next, vacant, tile + stages - 1 < tiles_k);
+        vacant = stage;
+        stage = next;
+    }
 
     // Write the thread's outputs, vec_c at a time.
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n * VN;
     float* const c_thread = C + c_row * ldc + c_col;
     #pragma unroll
-    for (int i = 0; i < own_rows; ++i)
+    for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = (own_first + i) / VM * (LM * VM) + (own_first + i) % VM, col = j / VN * (LN * VN) + j % VN;
+            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
+            if (c_row + row < tile_row || c_col + col < tile_col)
+                continue;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+            Vector<vec_c> old = {};
+            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
+                old = *to;
             Vector<vec_c> out;
             #pragma unroll
             for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * own[i][j + v];
+                out.lane[v] = alpha * acc[i][j + v] + beta * old.lane[v];
             *to = out;
         }
 }

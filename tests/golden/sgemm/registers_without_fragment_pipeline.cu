@@ -1,22 +1,22 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nt
-// config   BM64-TM8-LM2-BN128-TN8-VM4-VN4-BK8-split_k2-warps_k1-cp_async-stages3-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n1-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks3
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
+// config   BM128-TM16-LM8-BN32-TN4-VM4-VN4-BK32-split_k12-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.
-constexpr int m = 1021;  // rows of C
-constexpr int n = 1021;  // columns of C
-constexpr int k = 1021;  // length of a dot product
-constexpr long long lda = 1021, ldb = 1021, ldc = 1021;  // floats from one stored row to the next
+constexpr int m = 1760;  // rows of C
+constexpr int n = 128;  // columns of C
+constexpr int k = 1760;  // length of a dot product
+constexpr long long lda = 1760, ldb = 128, ldc = 128;  // floats from one stored row to the next
 
 // The choice.
-constexpr int BM = 64, BN = 128;  // block tile of C
-constexpr int BK = 8;  // depth of one step along k
-constexpr int split_k = 2;  // parts that k is cut into, each a block's
-constexpr int LM = 2, LN = 16;  // lanes of a warp
-constexpr int TM = 8, TN = 8;  // outputs of one thread
+constexpr int BM = 128, BN = 32;  // block tile of C
+constexpr int BK = 32;  // depth of one step along k
+constexpr int split_k = 12;  // parts that k is cut into, each a block's
+constexpr int LM = 8, LN = 4;  // lanes of a warp
+constexpr int TM = 16, TN = 4;  // outputs of one thread
 constexpr int VM = 4, VN = 4;  // contiguous fragments of a thread's rows and columns
-constexpr int stages = 3;  // shared-memory buffers
-constexpr int vec_a = 1, vec_b = 1, vec_c = 1;  // floats per global access
+constexpr int stages = 2;  // shared-memory buffers
+constexpr int vec_a = 4, vec_b = 4, vec_c = 4;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
 constexpr int group_m = 1;  // rows of tiles worked on together
 
@@ -24,20 +24,12 @@ constexpr int group_m = 1;  // rows of tiles worked on together
 constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
 constexpr int warps_n = BN / WN;
 constexpr int num_threads = 32 * (BM / WM) * warps_n;
-constexpr int tiles_m = 16, tiles_n = 8;  // block tiles of C
-constexpr int tiles_k = 128;  // steps along k
-constexpr int first_k = 5;  // depth of the first step: the remainder comes first, so the others need no check
+constexpr int tiles_m = 14, tiles_n = 4;  // block tiles of C
+constexpr int tiles_k = 55;  // steps along k
 constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
-constexpr int Bs_row = BN + smem_pad;
+constexpr int Bs_row = BN;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
-
-// Where column `col` of B's tile lies in its shared rows: a fragment's columns are LN apart, so those of neighbouring lanes are
-// neighbours in C.
-__device__ constexpr int spread(int col)
-{
-    return col / (LN * VN) * (LN * VN) + col % LN * VN + col / LN % VN;
-}
 
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
@@ -52,34 +44,6 @@ template <int width>
 struct alignas(4 * width) Vector {
     float lane[width];
 };
-
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
-{
-    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
-// Start copying `bytes` bytes from global to shared memory; zeros arrive instead where `inside` is false.
-template <int bytes>
-__device__ __forceinline__ void cp_async(unsigned to, const float* from, bool inside = true)
-{
-    if constexpr (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(inside ? bytes : 0) : "memory");
-}
-
-// Close the group of copies started since the last commit.
-__device__ __forceinline__ void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most `pending` groups of this thread are still on their way.
-template <int pending>
-__device__ __forceinline__ void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
 
 // Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
 __device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
@@ -106,7 +70,7 @@ __device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
     return to;
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 3)
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
 sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
 {
     extern __shared__ __align__(16) float shared[];
@@ -121,10 +85,9 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
     constexpr int tiles = tiles_m * tiles_n;
     const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;
-    constexpr int steps = tiles_k / split_k;  // of each part
-    const int first_step = part * steps;
-    const int part_k = max(0, first_step * BK - (BK - first_k));  // where the part begins
-    const int first_depth = part == 0 ? first_k : BK;  // depth of its first step
+    const int first_step = part * (tiles_k / split_k) + min(part, tiles_k % split_k);
+    const int steps = tiles_k / split_k + (part < tiles_k % split_k);  // of this part
+    const int part_k = first_step * BK;  // where the part begins
     // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
     // their tiles of A and B in L2.
     constexpr int group_tiles = group_m * tiles_n;
@@ -132,66 +95,69 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     constexpr int group_rows = group_m;
     const int tile_row = (group * group_m + in_group % group_rows) * BM;  // the first row that this block writes
     const int block_row = min(tile_row, m - BM);  // the last tile begins earlier instead of reaching over the edge
-    const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
-    const int block_col = min(tile_col, n - BN);
+    const int block_col = in_group / group_rows * BN;
 
     // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
     constexpr int a_width = BK / vec_a;  // moves along one stored row
     constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
+    constexpr int a_rows = num_threads / a_width * 4;  // stored rows between a thread's groups of 4 moves
+    const int a_row = thread / a_width * 4, a_col = thread % a_width * vec_a;
     const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
 
-    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
-    constexpr int b_width = BK / vec_b;  // moves along one stored row
+    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
+    constexpr int b_width = BN / vec_b;  // moves along one stored row
     constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
     constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
     const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (block_col + b_row) * ldb + (part_k + b_col);
+    const float* b_global = B + (part_k + b_row) * ldb + (block_col + b_col);
 
-    const unsigned a_shared = shared_address(As + a_col * As_row + a_row);
-    const unsigned b_shared = shared_address(Bs + b_col * Bs_row + spread(b_row));
+    Vector<vec_a> a_staged[a_moves];
+    Vector<vec_b> b_staged[b_moves];
 
-    // Start copying the first tile of A and of B into buffer 0; they are `depth` deep, the rest is zero.
-    auto load_first_tile = [&](int depth) {
-        constexpr int stage = 0;
+    // Read the next tile of A and of B into registers.
+    auto fetch_tile = [&]() {
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const bool inside = a_col + col < depth;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col, inside);
+            const int row = i / 4 * a_rows + i % 4, col = 0;
+            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
+            a_staged[i] = *from;
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {
             const int row = i * b_rows, col = 0;
-            const bool inside = b_col + col < depth;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + spread(row)), b_global + row * ldb + col, inside);
-        }
-        a_global += depth;
-        b_global += depth;
-    };
-
-    // Start copying the next tile of A and of B into buffer `stage`.
-    auto load_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + spread(row)), b_global + row * ldb + col);
+            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
+            b_staged[i] = *from;
         }
         a_global += BK;
-        b_global += BK;
+        b_global += BK * ldb;
+    };
+
+    // Write the tile that was read last into buffer `stage`.
+    auto store_tile = [&](int stage) {
+        #pragma unroll
+        for (int i = 0; i < a_moves; i += 4) {
+            const int row = i / 4 * a_rows + i % 4, col = 0;
+            #pragma unroll
+            for (int v = 0; v < vec_a; ++v) {
+                Vector<4> across;
+                #pragma unroll
+                for (int r = 0; r < 4; ++r)
+                    across.lane[r] = a_staged[i + r].lane[v];
+                *reinterpret_cast<Vector<4>*>(&As[stage * As_stage + (a_col + col + v) * As_row + a_row + row]) = across;
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            *reinterpret_cast<Vector<vec_b>*>(&Bs[stage * Bs_stage + (b_row + row) * Bs_row + b_col + col]) = b_staged[i];
+        }
     };
 
     // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
     // its columns likewise.
     const float* const a_fragments = As + warp_m * WM + lane_m * VM;
     const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
-    alignas(16) float reg_m[2][TM], reg_n[2][TN];
+    alignas(16) float reg_m[1][TM], reg_n[1][TN];
     float acc[TM][TN] = {};
 
     // Read row kk of buffer `stage`: the operands of TM * TN FFMAs.
@@ -220,55 +186,39 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     };
 
     // Fill every buffer but one.
-    load_first_tile(first_depth);
-    cp_async_commit();
-    #pragma unroll
-    for (int stage = 1; stage < stages - 1; ++stage) {
-        load_tile(stage);
-        cp_async_commit();
-    }
-    cp_async_wait<stages - 2>();
+    fetch_tile();
+    store_tile(0);
     __syncthreads();
-    load_fragments(0, 0, 0);
 
     // Compute on buffer `stage` while a later tile is on its way to the `vacant` one, which all threads left at the
     // last barrier. `more`: there is such a tile.
     auto step = [&](int stage, int next, int vacant, bool more) {
+        if (more)
+            fetch_tile();
         #pragma unroll
         for (int kk = 0; kk < BK; ++kk) {
-            // The operands of the next FFMAs are read before these start, those of the next tile too.
-            if (kk < BK - 1) {
-                load_fragments((kk + 1) % 2, stage, kk + 1);
-            } else {
-                cp_async_wait<stages - 2>();
-                __syncthreads();
-                load_fragments((kk + 1) % 2, next, 0);
-            }
-            if (kk == 0) {
-                if (more)
-                    load_tile(vacant);
-                cp_async_commit();
-            }
-            multiply(kk % 2);
+            load_fragments(0, stage, kk);
+            multiply(0);
         }
+        if (more)
+            store_tile(next);
+        __syncthreads();
     };
 
-    int tile = 0;
+    int stage = 0, vacant = stages - 1;
     #pragma unroll 1
-    for (; tile + stages <= steps; tile += stages)
-        #pragma unroll
-        for (int s = 0; s < stages; ++s)
-            step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < steps);
-
-    #pragma unroll
-    for (int s = 0; s < steps % stages; ++s)
-        step(s, (s + 1) % stages, (s + stages - 1) % stages, false);
+    for (int tile = 0; tile < steps; ++tile) {
+        const int next = stage + 1 == stages ? 0 : stage + 1;
+        step(stage, next, vacant, tile + stages - 1 < steps);
+        vacant = stage;
+        stage = next;
+    }
 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = TM * TN < 4 ? TM * TN : 4, part_moves = TM * TN / part_width;
-    constexpr int partials = 2;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
+    constexpr int partials = 15;  // sums of a tile that are kept
+    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [4][tiles], are zero between launches.
     auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
     auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
 
@@ -309,19 +259,25 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     };
 
     keep(part);
-    if (!is_last(0, split_k))
+    // Too many for one block: sum_group parts become one sum, and then these are added up.
+    constexpr int sum_group = 4, sum_groups = 3;
+    if (!is_last(1 + part / sum_group, sum_group))
         return;
-    add(0, split_k);
+    add(part / sum_group * sum_group, sum_group);
+    keep(split_k + part / sum_group);
+    if (!is_last(0, sum_groups))
+        return;
+    add(split_k, sum_groups);
     // Write the thread's outputs, vec_c at a time.
     const int c_row = block_row + warp_m * WM + lane_m * VM;
-    const int c_col = block_col + warp_n * WN + lane_n;
+    const int c_col = block_col + warp_n * WN + lane_n * VN;
     float* const c_thread = C + c_row * ldc + c_col;
     #pragma unroll
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
-            if (c_row + row < tile_row || c_col + col < tile_col)
+            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
+            if (c_row + row < tile_row)
                 continue;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
             Vector<vec_c> old = {};

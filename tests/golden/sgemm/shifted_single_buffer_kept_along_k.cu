@@ -1,24 +1,23 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
-// config   BM32-TM8-LM2-BN128-TN4-VM4-VN1-BK32-split_k8-warps_k2-reg-stages2-transpose_a1-transpose_b0-read_k4-vec_a4-vec_b4-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
+// config   BM32-TM8-LM4-BN128-TN8-VM4-VN1-BK64-split_k1-warps_k2-reg-stages1-transpose_a1-transpose_b0-read_k4-vec_a4-vec_b1-vec_c1-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.
-constexpr int m = 32;  // rows of C
-constexpr int n = 4096;  // columns of C
-constexpr int k = 4096;  // length of a dot product
-constexpr long long lda = 4096, ldb = 4096, ldc = 4096;  // floats from one stored row to the next
+constexpr int m = 100;  // rows of C
+constexpr int n = 70;  // columns of C
+constexpr int k = 33;  // length of a dot product
+constexpr long long lda = 100, ldb = 33, ldc = 70;  // floats from one stored row to the next
 
 // The choice.
 constexpr int BM = 32, BN = 128;  // block tile of C
-constexpr int BK = 32;  // depth of one step along k
-constexpr int split_k = 8;  // parts that k is cut into, each a block's
+constexpr int BK = 64;  // depth of one step along k
 constexpr int warps_k = 2;  // warps that share a tile and take turns along k
-constexpr int LM = 2, LN = 16;  // lanes of a warp
-constexpr int TM = 8, TN = 4;  // outputs of one thread
+constexpr int LM = 4, LN = 8;  // lanes of a warp
+constexpr int TM = 8, TN = 8;  // outputs of one thread
 constexpr int VM = 4, VN = 1;  // contiguous fragments of a thread's rows and columns
 constexpr int read_k = 4;  // steps along k that one fragment covers
-constexpr int stages = 2;  // shared-memory buffers
-constexpr int vec_a = 4, vec_b = 4, vec_c = 1;  // floats per global access
+constexpr int stages = 1;  // shared-memory buffers
+constexpr int vec_a = 4, vec_b = 1, vec_c = 1;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
 constexpr int group_m = 1;  // rows of tiles worked on together
 
@@ -28,9 +27,10 @@ constexpr int warps_n = BN / WN;
 constexpr int warps_m = BM / WM;
 constexpr int num_threads = 32 * warps_m * warps_n * warps_k;
 constexpr int reads = BK / (warps_k * read_k);  // times in a step that a thread reads fragments
-constexpr int tiles_m = 1, tiles_n = 32;  // block tiles of C
-constexpr int tiles_k = 128;  // steps along k
-constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
+constexpr int tiles_m = 4, tiles_n = 1;  // block tiles of C
+constexpr int tiles_k = 1;  // steps along k
+constexpr int first_k = 33;  // depth of the first step: the remainder comes first, so the others need no check
+constexpr int As_row = BM;  // floats from one shared row to the next
 constexpr int Bs_row = BK + smem_pad;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BN * Bs_row;
@@ -38,7 +38,6 @@ constexpr int Bs_stage = BN * Bs_row;
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
-static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
 static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
 static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
@@ -50,33 +49,8 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-// Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
-__device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
-{
-    unsigned before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
-    return before;
-}
-
-// Read what another block wrote: from L2, since the SMs' own caches do not see each other's writes.
-template <int width>
-__device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
-{
-    Vector<width> to;
-    if constexpr (width == 4)
-        asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3])
-                     : "l"(from)
-                     : "memory");
-    else if constexpr (width == 2)
-        asm volatile("ld.global.cg.v2.f32 { %0, %1 }, [%2];" : "=f"(to.lane[0]), "=f"(to.lane[1]) : "l"(from) : "memory");
-    else
-        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from) : "memory");
-    return to;
-}
-
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
-sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
+sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C)
 {
     extern __shared__ __align__(16) float shared[];
     float* const As = shared;                      // [stages][BK][As_row]
@@ -87,36 +61,51 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int warp_k = warp / (warps_m * warps_n), warp_m = warp / warps_n % warps_m, warp_n = warp % warps_n;
     const int lane_m = lane / LN, lane_n = lane % LN;
 
-    // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
-    constexpr int tiles = tiles_m * tiles_n;
-    const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;
-    constexpr int steps = tiles_k / split_k;  // of each part
-    const int first_step = part * steps;
-    const int part_k = first_step * BK;  // where the part begins
     // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
     // their tiles of A and B in L2.
     constexpr int group_tiles = group_m * tiles_n;
-    const int group = tile_id / group_tiles, in_group = tile_id % group_tiles;
+    const int group = blockIdx.x / group_tiles, in_group = blockIdx.x % group_tiles;
     constexpr int group_rows = group_m;
-    const int block_row = (group * group_m + in_group % group_rows) * BM;
+    const int tile_row = (group * group_m + in_group % group_rows) * BM;  // the first row that this block writes
+    const int block_row = min(tile_row, m - BM);  // the last tile begins earlier instead of reaching over the edge
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
+    // A: the tile is BK stored rows of BM floats, moved vec_a at a time.
+    constexpr int a_width = BM / vec_a;  // moves along one stored row
     constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
     constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
     const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
+    const float* a_global = A + a_row * lda + (block_row + a_col);
 
     // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
     constexpr int b_width = BK / vec_b;  // moves along one stored row
     constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
     constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
     const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (block_col + b_row) * ldb + (part_k + b_col);
+    const float* b_global = B + (block_col + b_row) * ldb + b_col;
 
     Vector<vec_a> a_staged[a_moves];
     Vector<vec_b> b_staged[b_moves];
+
+    // Read the first tile of A and of B into registers; they are `depth` deep, the rest is zero.
+    auto fetch_first_tile = [&](int depth) {
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i * a_rows, col = 0;
+            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
+            const bool inside = a_row + row < depth;
+            a_staged[i] = inside ? *from : Vector<vec_a>{};
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
+            const bool inside = block_col + b_row + row < n && b_col + col < depth;
+            b_staged[i] = inside ? *from : Vector<vec_b>{};
+        }
+        a_global += depth * lda;
+        b_global += depth;
+    };
 
     // Read the next tile of A and of B into registers.
     auto fetch_tile = [&]() {
@@ -130,9 +119,10 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         for (int i = 0; i < b_moves; ++i) {
             const int row = i * b_rows, col = 0;
             const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
-            b_staged[i] = *from;
+            const bool inside = block_col + b_row + row < n;
+            b_staged[i] = inside ? *from : Vector<vec_b>{};
         }
-        a_global += BK;
+        a_global += BK * lda;
         b_global += BK;
     };
 
@@ -141,9 +131,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
             const int row = i * a_rows, col = 0;
-            #pragma unroll
-            for (int v = 0; v < vec_a; ++v)
-                As[stage * As_stage + (a_col + col + v) * As_row + a_row + row] = a_staged[i].lane[v];
+            *reinterpret_cast<Vector<vec_a>*>(&As[stage * As_stage + (a_row + row) * As_row + a_col + col]) = a_staged[i];
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {
@@ -156,7 +144,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // its columns likewise.
     const float* const a_fragments = As + warp_k * (BK / warps_k) * As_row + warp_m * WM + lane_m * VM;
     const float* const b_fragments = Bs + (warp_n * WN + lane_n * VN) * Bs_row + warp_k * (BK / warps_k);
-    alignas(16) float reg_m[2][read_k][TM], reg_n[2][TN][read_k];
+    alignas(16) float reg_m[1][read_k][TM], reg_n[1][TN][read_k];
     float acc[TM][TN] = {};
 
     // Read rows read * read_k and the next ones of buffer `stage`: along k where an operand is kept so, else row by row.
@@ -192,40 +180,22 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
             multiply_step(half, r);
     };
 
-    // Fill every buffer but one.
-    fetch_tile();
-    store_tile(0);
-    __syncthreads();
-    load_fragments(0, 0, 0);
+    #pragma unroll 1
+    for (int tile = 0; tile < tiles_k; ++tile) {
+        if (tile == 0)
+            fetch_first_tile(first_k);
+        else
+            fetch_tile();
+        store_tile(0);
+        __syncthreads();  // the tile is complete
 
-    // Compute on buffer `stage` while a later tile is on its way to the `vacant` one, which all threads left at the
-    // last barrier. `more`: there is such a tile.
-    auto step = [&](int stage, int next, int vacant, bool more) {
         #pragma unroll
         for (int kk = 0; kk < reads; ++kk) {
-            // The operands of the next FFMAs are read before these start, those of the next tile too.
-            if (kk < reads - 1) {
-                load_fragments((kk + 1) % 2, stage, kk + 1);
-            } else {
-                if (more)
-                    store_tile(next);
-                __syncthreads();
-                load_fragments((kk + 1) % 2, next, 0);
-            }
-            if (kk == 0) {
-                if (more)
-                    fetch_tile();
-            }
-            multiply(kk % 2);
+            load_fragments(0, 0, kk);
+            multiply(0);
         }
-    };
-
-    int tile = 0;
-    #pragma unroll 1
-    for (; tile + stages <= steps; tile += stages)
-        #pragma unroll
-        for (int s = 0; s < stages; ++s)
-            step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < steps);
+        __syncthreads();  // nobody reads the tile any more
+    }
 
     // Warps that took turns along k add up their sums in shared memory, in the order of k; each then owns some rows.
     constexpr int turn_threads = num_threads / warps_k;  // threads of one turn
@@ -255,54 +225,6 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
                     own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
             }
 
-    // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
-    // in the order of k, so that the result does not depend on which one that is.
-    constexpr int part_width = own_rows * TN < 4 ? own_rows * TN : 4, part_moves = own_rows * TN / part_width;
-    constexpr int partials = 8;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
-    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
-    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
-
-    // Keep this block's sums as number `to`.
-    auto keep = [&](int to) {
-        #pragma unroll
-        for (int i = 0; i < part_moves; ++i) {
-            Vector<part_width> sum;
-            #pragma unroll
-            for (int v = 0; v < part_width; ++v)
-                sum.lane[v] = own[(i * part_width + v) / TN][(i * part_width + v) % TN];
-            kept[(to * tiles * part_moves + i) * num_threads] = sum;
-        }
-    };
-
-    // Count this block in; whether it is the last of `count`, and so sees what all of them kept.
-    auto is_last = [&](int counter, int count) {
-        __syncthreads();
-        return __syncthreads_or(thread == 0 && count_in(&arrivals[counter * tiles], count - 1) == count - 1);
-    };
-
-    // Sum up `count` kept sums from number `first` on.
-    auto add = [&](int first, int count) {
-        #pragma unroll
-        for (int i = 0; i < own_rows; ++i)
-            #pragma unroll
-            for (int j = 0; j < TN; ++j)
-                own[i][j] = 0.0f;
-        #pragma unroll 2
-        for (int other = 0; other < count; ++other)
-            #pragma unroll
-            for (int i = 0; i < part_moves; ++i) {
-                const auto sum = load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]);
-                #pragma unroll
-                for (int v = 0; v < part_width; ++v)
-                    own[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
-            }
-    };
-
-    keep(part);
-    if (!is_last(0, split_k))
-        return;
-    add(0, split_k);
     // Write the thread's outputs, vec_c at a time.
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n * VN;
@@ -312,11 +234,16 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
             const int row = (own_first + i) / VM * (LM * VM) + (own_first + i) % VM, col = j / VN * (LN * VN) + j % VN;
+            if (c_row + row < tile_row || c_col + col >= n)
+                continue;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+            Vector<vec_c> old = {};
+            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
+                old = *to;
             Vector<vec_c> out;
             #pragma unroll
             for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * own[i][j + v];
+                out.lane[v] = alpha * own[i][j + v] + beta * old.lane[v];
             *to = out;
         }
 }

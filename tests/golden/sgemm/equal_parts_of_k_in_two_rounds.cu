@@ -1,23 +1,24 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   BM32-TM8-LM2-BN64-TN4-VM4-VN4-BK16-split_k12-warps_k2-cp_async-stages4-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
+// config   BM32-TM8-LM4-BN64-TN2-VM1-VN1-BK16-split_k32-warps_k4-cp_async-stages4-transpose_a0-transpose_b0-read_k4-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline0-unroll_stages1-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.
-constexpr int m = 1000;  // rows of C
-constexpr int n = 1000;  // columns of C
-constexpr int k = 1000;  // length of a dot product
-constexpr long long lda = 1000, ldb = 1000, ldc = 1000;  // floats from one stored row to the next
+constexpr int m = 64;  // rows of C
+constexpr int n = 64;  // columns of C
+constexpr int k = 64000;  // length of a dot product
+constexpr long long lda = 64000, ldb = 64000, ldc = 64;  // floats from one stored row to the next
 
 // The choice.
 constexpr int BM = 32, BN = 64;  // block tile of C
 constexpr int BK = 16;  // depth of one step along k
-constexpr int split_k = 12;  // parts that k is cut into, each a block's
-constexpr int warps_k = 2;  // warps that share a tile and take turns along k
-constexpr int LM = 2, LN = 16;  // lanes of a warp
-constexpr int TM = 8, TN = 4;  // outputs of one thread
-constexpr int VM = 4, VN = 4;  // contiguous fragments of a thread's rows and columns
+constexpr int split_k = 32;  // parts that k is cut into, each a block's
+constexpr int warps_k = 4;  // warps that share a tile and take turns along k
+constexpr int LM = 4, LN = 8;  // lanes of a warp
+constexpr int TM = 8, TN = 2;  // outputs of one thread
+constexpr int VM = 1, VN = 1;  // contiguous fragments of a thread's rows and columns
+constexpr int read_k = 4;  // steps along k that one fragment covers
 constexpr int stages = 4;  // shared-memory buffers
-constexpr int vec_a = 1, vec_b = 4, vec_c = 4;  // floats per global access
+constexpr int vec_a = 1, vec_b = 1, vec_c = 1;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
 constexpr int group_m = 1;  // rows of tiles worked on together
 
@@ -26,18 +27,18 @@ constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
 constexpr int warps_n = BN / WN;
 constexpr int warps_m = BM / WM;
 constexpr int num_threads = 32 * warps_m * warps_n * warps_k;
-constexpr int reads = BK / warps_k;  // times in a step that a thread reads fragments
-constexpr int tiles_m = 32, tiles_n = 16;  // block tiles of C
-constexpr int tiles_k = 63;  // steps along k
-constexpr int first_k = 8;  // depth of the first step: the remainder comes first, so the others need no check
-constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
-constexpr int Bs_row = BN;
-constexpr int As_stage = BK * As_row;  // floats of one buffer
-constexpr int Bs_stage = BK * Bs_row;
+constexpr int reads = BK / (warps_k * read_k);  // times in a step that a thread reads fragments
+constexpr int tiles_m = 2, tiles_n = 1;  // block tiles of C
+constexpr int tiles_k = 4000;  // steps along k
+constexpr int As_row = BK + smem_pad;  // floats from one shared row to the next
+constexpr int Bs_row = BK + smem_pad;
+constexpr int As_stage = BM * As_row;  // floats of one buffer
+constexpr int Bs_stage = BN * Bs_row;
 
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
+static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
 static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
 static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
@@ -106,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(num_threads, 1)
 sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
 {
     extern __shared__ __align__(16) float shared[];
-    float* const As = shared;                      // [stages][BK][As_row]
-    float* const Bs = shared + stages * As_stage;  // [stages][BK][Bs_row]
+    float* const As = shared;                      // [stages][BM][As_row]
+    float* const Bs = shared + stages * As_stage;  // [stages][BN][Bs_row]
 
     const int thread = threadIdx.x;
     const int warp = thread / 32, lane = thread % 32;
@@ -117,19 +118,16 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
     constexpr int tiles = tiles_m * tiles_n;
     const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;
-    const int first_step = part * (tiles_k / split_k) + min(part, tiles_k % split_k);
-    const int steps = tiles_k / split_k + (part < tiles_k % split_k);  // of this part
-    const int part_k = max(0, first_step * BK - (BK - first_k));  // where the part begins
-    const int first_depth = part == 0 ? first_k : BK;  // depth of its first step
+    constexpr int steps = tiles_k / split_k;  // of each part
+    const int first_step = part * steps;
+    const int part_k = first_step * BK;  // where the part begins
     // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
     // their tiles of A and B in L2.
     constexpr int group_tiles = group_m * tiles_n;
     const int group = tile_id / group_tiles, in_group = tile_id % group_tiles;
     constexpr int group_rows = group_m;
-    const int tile_row = (group * group_m + in_group % group_rows) * BM;  // the first row that this block writes
-    const int block_row = min(tile_row, m - BM);  // the last tile begins earlier instead of reaching over the edge
-    const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
-    const int block_col = min(tile_col, n - BN);
+    const int block_row = (group * group_m + in_group % group_rows) * BM;
+    const int block_col = in_group / group_rows * BN;
 
     // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
     constexpr int a_width = BK / vec_a;  // moves along one stored row
@@ -138,41 +136,22 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
     const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
+    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
+    constexpr int b_width = BK / vec_b;  // moves along one stored row
     constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
     constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
     const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (part_k + b_row) * ldb + (block_col + b_col);
+    const float* b_global = B + (block_col + b_row) * ldb + (part_k + b_col);
 
-    const unsigned a_shared = shared_address(As + a_col * As_row + a_row);
+    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
     const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
-
-    // Start copying the first tile of A and of B into buffer 0; they are `depth` deep, the rest is zero.
-    auto load_first_tile = [&](int depth) {
-        constexpr int stage = 0;
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const bool inside = a_col + col < depth;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col, inside);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const bool inside = b_row + row < depth;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col, inside);
-        }
-        a_global += depth;
-        b_global += depth * ldb;
-    };
 
     // Start copying the next tile of A and of B into buffer `stage`.
     auto load_tile = [&](int stage) {
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
             const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col);
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {
@@ -180,73 +159,68 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
             cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
         }
         a_global += BK;
-        b_global += BK * ldb;
+        b_global += BK;
     };
 
     // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
     // its columns likewise.
-    const float* const a_fragments = As + warp_k * (BK / warps_k) * As_row + warp_m * WM + lane_m * VM;
-    const float* const b_fragments = Bs + warp_k * (BK / warps_k) * Bs_row + warp_n * WN + lane_n * VN;
-    alignas(16) float reg_m[2][TM], reg_n[2][TN];
+    const float* const a_fragments = As + (warp_m * WM + lane_m * VM) * As_row + warp_k * (BK / warps_k);
+    const float* const b_fragments = Bs + (warp_n * WN + lane_n * VN) * Bs_row + warp_k * (BK / warps_k);
+    alignas(16) float reg_m[1][TM][read_k], reg_n[1][TN][read_k];
     float acc[TM][TN] = {};
 
-    // Read row kk of buffer `stage`: the operands of TM * TN FFMAs.
-    auto load_fragments = [&](int half, int stage, int kk) {
-        constexpr int read_m = VM < 4 ? VM : 4;
+    // Read rows read * read_k and the next ones of buffer `stage`: along k where an operand is kept so, else row by row.
+    auto load_fragments = [&](int half, int stage, int read) {
         #pragma unroll
-        for (int i = 0; i < TM; i += read_m)
-            *reinterpret_cast<Vector<read_m>*>(&reg_m[half][i]) = *reinterpret_cast<const Vector<read_m>*>(
-                &a_fragments[stage * As_stage + kk * As_row + i / VM * (LM * VM) + i % VM]);
-        constexpr int read_n = VN < 4 ? VN : 4;
+        for (int i = 0; i < TM; ++i)
+            *reinterpret_cast<Vector<read_k>*>(&reg_m[half][i][0]) = *reinterpret_cast<const Vector<read_k>*>(
+                &a_fragments[stage * As_stage + (i / VM * (LM * VM) + i % VM) * As_row + read * read_k]);
         #pragma unroll
-        for (int j = 0; j < TN; j += read_n)
-            *reinterpret_cast<Vector<read_n>*>(&reg_n[half][j]) = *reinterpret_cast<const Vector<read_n>*>(
-                &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
+        for (int j = 0; j < TN; ++j)
+            *reinterpret_cast<Vector<read_k>*>(&reg_n[half][j][0]) = *reinterpret_cast<const Vector<read_k>*>(
+                &b_fragments[stage * Bs_stage + (j / VN * (LN * VN) + j % VN) * Bs_row + read * read_k]);
     };
 
     // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
-    auto multiply = [&](int half) {
+    auto multiply_step = [&](int half, int r) {
         #pragma unroll
         for (int i = 0; i < TM; ++i)
             #pragma unroll
             for (int step = 0; step < TN; ++step) {
                 const int j = i % 2 ? TN - 1 - step : step;
-                acc[i][j] += reg_m[half][i] * reg_n[half][j];
+                acc[i][j] += reg_m[half][i][r] * reg_n[half][j][r];
             }
     };
 
+    // One read's worth of FFMAs.
+    auto multiply = [&](int half) {
+        #pragma unroll
+        for (int r = 0; r < read_k; ++r)
+            multiply_step(half, r);
+    };
+
     // Fill every buffer but one.
-    load_first_tile(first_depth);
-    cp_async_commit();
     #pragma unroll
-    for (int stage = 1; stage < stages - 1; ++stage) {
+    for (int stage = 0; stage < stages - 1; ++stage) {
         load_tile(stage);
         cp_async_commit();
     }
     cp_async_wait<stages - 2>();
     __syncthreads();
-    load_fragments(0, 0, 0);
 
     // Compute on buffer `stage` while a later tile is on its way to the `vacant` one, which all threads left at the
     // last barrier. `more`: there is such a tile.
     auto step = [&](int stage, int next, int vacant, bool more) {
+        if (more)
+            load_tile(vacant);
+        cp_async_commit();
         #pragma unroll
         for (int kk = 0; kk < reads; ++kk) {
-            // The operands of the next FFMAs are read before these start, those of the next tile too.
-            if (kk < reads - 1) {
-                load_fragments((kk + 1) % 2, stage, kk + 1);
-            } else {
-                cp_async_wait<stages - 2>();
-                __syncthreads();
-                load_fragments((kk + 1) % 2, next, 0);
-            }
-            if (kk == 0) {
-                if (more)
-                    load_tile(vacant);
-                cp_async_commit();
-            }
-            multiply(kk % 2);
+            load_fragments(0, stage, kk);
+            multiply(0);
         }
+        cp_async_wait<stages - 2>();
+        __syncthreads();
     };
 
     int tile = 0;
@@ -257,9 +231,8 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
             step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < steps);
 
     #pragma unroll
-    for (int s = 0; s < stages - 1; ++s)
-        if (tile + s < steps)
-            step(s, (s + 1) % stages, (s + stages - 1) % stages, false);
+    for (int s = 0; s < steps % stages; ++s)
+        step(s, (s + 1) % stages, (s + stages - 1) % stages, false);
 
     // Warps that took turns along k add up their sums in shared memory, in the order of k; each then owns some rows.
     constexpr int turn_threads = num_threads / warps_k;  // threads of one turn
@@ -292,8 +265,8 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = own_rows * TN < 4 ? own_rows * TN : 4, part_moves = own_rows * TN / part_width;
-    constexpr int partials = 12;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
+    constexpr int partials = 36;  // sums of a tile that are kept
+    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [5][tiles], are zero between launches.
     auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
     auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
 
@@ -322,7 +295,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
             #pragma unroll
             for (int j = 0; j < TN; ++j)
                 own[i][j] = 0.0f;
-        #pragma unroll 2
+        #pragma unroll 8
         for (int other = 0; other < count; ++other)
             #pragma unroll
             for (int i = 0; i < part_moves; ++i) {
@@ -334,9 +307,15 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     };
 
     keep(part);
-    if (!is_last(0, split_k))
+    // Too many for one block: sum_group parts become one sum, and then these are added up.
+    constexpr int sum_group = 8, sum_groups = 4;
+    if (!is_last(1 + part / sum_group, sum_group))
         return;
-    add(0, split_k);
+    add(part / sum_group * sum_group, sum_group);
+    keep(split_k + part / sum_group);
+    if (!is_last(0, sum_groups))
+        return;
+    add(split_k, sum_groups);
     // Write the thread's outputs, vec_c at a time.
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n * VN;
@@ -346,8 +325,6 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
             const int row = (own_first + i) / VM * (LM * VM) + (own_first + i) % VM, col = j / VN * (LN * VN) + j % VN;
-            if (c_row + row < tile_row || c_col + col < tile_col)
-                continue;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
             Vector<vec_c> out;
             #pragma unroll

@@ -1,34 +1,32 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
-// config   BM32-TM8-LM2-BN64-TN4-VM4-VN4-BK16-split_k6-warps_k2-cp_async-stages4-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
+// config   BM192-TM4-LM8-BN96-TN12-VM4-VN4-BK16-split_k4-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-blocked-group_m1-min_blocks2
 // template
 
 // The problem.
-constexpr int m = 1760;  // rows of C
-constexpr int n = 128;  // columns of C
-constexpr int k = 1760;  // length of a dot product
-constexpr long long lda = 1760, ldb = 128, ldc = 128;  // floats from one stored row to the next
+constexpr int m = 1000;  // rows of C
+constexpr int n = 1000;  // columns of C
+constexpr int k = 1000;  // length of a dot product
+constexpr long long lda = 1000, ldb = 1000, ldc = 1000;  // floats from one stored row to the next
 
 // The choice.
-constexpr int BM = 32, BN = 64;  // block tile of C
+constexpr int BM = 192, BN = 96;  // block tile of C
 constexpr int BK = 16;  // depth of one step along k
-constexpr int split_k = 6;  // parts that k is cut into, each a block's
-constexpr int warps_k = 2;  // warps that share a tile and take turns along k
-constexpr int LM = 2, LN = 16;  // lanes of a warp
-constexpr int TM = 8, TN = 4;  // outputs of one thread
+constexpr int split_k = 4;  // parts that k is cut into, each a block's
+constexpr int LM = 8, LN = 4;  // lanes of a warp
+constexpr int TM = 4, TN = 12;  // outputs of one thread
 constexpr int VM = 4, VN = 4;  // contiguous fragments of a thread's rows and columns
-constexpr int stages = 4;  // shared-memory buffers
-constexpr int vec_a = 1, vec_b = 4, vec_c = 4;  // floats per global access
+constexpr int stages = 2;  // shared-memory buffers
+constexpr int vec_a = 4, vec_b = 4, vec_c = 4;  // floats per global access
 constexpr int smem_pad = 4;  // floats added to shared rows that are written across
 constexpr int group_m = 1;  // rows of tiles worked on together
 
 // What follows from it.
 constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
 constexpr int warps_n = BN / WN;
-constexpr int warps_m = BM / WM;
-constexpr int num_threads = 32 * warps_m * warps_n * warps_k;
-constexpr int reads = BK / warps_k;  // times in a step that a thread reads fragments
-constexpr int tiles_m = 55, tiles_n = 2;  // block tiles of C
-constexpr int tiles_k = 110;  // steps along k
+constexpr int num_threads = 32 * (BM / WM) * warps_n;
+constexpr int tiles_m = 6, tiles_n = 11;  // block tiles of C
+constexpr int tiles_k = 63;  // steps along k
+constexpr int first_k = 8;  // depth of the first step: the remainder comes first, so the others need no check
 constexpr int As_row = BM + smem_pad;  // floats from one shared row to the next
 constexpr int Bs_row = BN;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
@@ -37,7 +35,6 @@ constexpr int Bs_stage = BK * Bs_row;
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
-static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
 static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
 static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
@@ -48,34 +45,6 @@ template <int width>
 struct alignas(4 * width) Vector {
     float lane[width];
 };
-
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
-{
-    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-}
-
-// Start copying `bytes` bytes from global to shared memory; zeros arrive instead where `inside` is false.
-template <int bytes>
-__device__ __forceinline__ void cp_async(unsigned to, const float* from, bool inside = true)
-{
-    if constexpr (bytes == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(inside ? bytes : 0) : "memory");
-}
-
-// Close the group of copies started since the last commit.
-__device__ __forceinline__ void cp_async_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most `pending` groups of this thread are still on their way.
-template <int pending>
-__device__ __forceinline__ void cp_async_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
 
 // Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
 __device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
@@ -102,7 +71,7 @@ __device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
     return to;
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 1)
+extern "C" __global__ void __launch_bounds__(num_threads, 2)
 sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
 {
     extern __shared__ __align__(16) float shared[];
@@ -111,7 +80,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
 
     const int thread = threadIdx.x;
     const int warp = thread / 32, lane = thread % 32;
-    const int warp_k = warp / (warps_m * warps_n), warp_m = warp / warps_n % warps_m, warp_n = warp % warps_n;
+    const int warp_m = warp / warps_n, warp_n = warp % warps_n;
     const int lane_m = lane / LN, lane_n = lane % LN;
 
     // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
@@ -119,14 +88,17 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;
     const int first_step = part * (tiles_k / split_k) + min(part, tiles_k % split_k);
     const int steps = tiles_k / split_k + (part < tiles_k % split_k);  // of this part
-    const int part_k = first_step * BK;  // where the part begins
+    const int part_k = max(0, first_step * BK - (BK - first_k));  // where the part begins
+    const int first_depth = part == 0 ? first_k : BK;  // depth of its first step
     // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
     // their tiles of A and B in L2.
     constexpr int group_tiles = group_m * tiles_n;
     const int group = tile_id / group_tiles, in_group = tile_id % group_tiles;
     constexpr int group_rows = group_m;
-    const int block_row = (group * group_m + in_group % group_rows) * BM;
-    const int block_col = in_group / group_rows * BN;
+    const int tile_row = (group * group_m + in_group % group_rows) * BM;  // the first row that this block writes
+    const int block_row = min(tile_row, m - BM);  // the last tile begins earlier instead of reaching over the edge
+    const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
+    const int block_col = min(tile_col, n - BN);
 
     // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
     constexpr int a_width = BK / vec_a;  // moves along one stored row
@@ -142,29 +114,67 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
     const float* b_global = B + (part_k + b_row) * ldb + (block_col + b_col);
 
-    const unsigned a_shared = shared_address(As + a_col * As_row + a_row);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    Vector<vec_a> a_staged[a_moves];
+    Vector<vec_b> b_staged[b_moves];
 
-    // Start copying the next tile of A and of B into buffer `stage`.
-    auto load_tile = [&](int stage) {
+    // Read the first tile of A and of B into registers; they are `depth` deep, the rest is zero.
+    auto fetch_first_tile = [&](int depth) {
         #pragma unroll
         for (int i = 0; i < a_moves; ++i) {
             const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col);
+            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
+            const bool inside = a_col + col < depth;
+            a_staged[i] = inside ? *from : Vector<vec_a>{};
         }
         #pragma unroll
         for (int i = 0; i < b_moves; ++i) {
             const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
+            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
+            const bool inside = b_row + row < depth;
+            b_staged[i] = inside ? *from : Vector<vec_b>{};
+        }
+        a_global += depth;
+        b_global += depth * ldb;
+    };
+
+    // Read the next tile of A and of B into registers.
+    auto fetch_tile = [&]() {
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i * a_rows, col = 0;
+            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
+            a_staged[i] = *from;
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
+            b_staged[i] = *from;
         }
         a_global += BK;
         b_global += BK * ldb;
     };
 
+    // Write the tile that was read last into buffer `stage`.
+    auto store_tile = [&](int stage) {
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i * a_rows, col = 0;
+            #pragma unroll
+            for (int v = 0; v < vec_a; ++v)
+                As[stage * As_stage + (a_col + col + v) * As_row + a_row + row] = a_staged[i].lane[v];
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            *reinterpret_cast<Vector<vec_b>*>(&Bs[stage * Bs_stage + (b_row + row) * Bs_row + b_col + col]) = b_staged[i];
+        }
+    };
+
     // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
     // its columns likewise.
-    const float* const a_fragments = As + warp_k * (BK / warps_k) * As_row + warp_m * WM + lane_m * VM;
-    const float* const b_fragments = Bs + warp_k * (BK / warps_k) * Bs_row + warp_n * WN + lane_n * VN;
+    const float* const a_fragments = As + warp_m * WM + lane_m * VM;
+    const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
     alignas(16) float reg_m[2][TM], reg_n[2][TN];
     float acc[TM][TN] = {};
 
@@ -182,24 +192,22 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
                 &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
     };
 
-    // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
+    // acc += reg_m x reg_n, four rows at a time; every second block of rows runs backwards.
     auto multiply = [&](int half) {
         #pragma unroll
-        for (int i = 0; i < TM; ++i)
+        for (int block = 0; block < TM; block += 4)
             #pragma unroll
             for (int step = 0; step < TN; ++step) {
-                const int j = i % 2 ? TN - 1 - step : step;
-                acc[i][j] += reg_m[half][i] * reg_n[half][j];
+                const int j = block % 8 ? TN - 1 - step : step;
+                #pragma unroll
+                for (int i = block; i < block + 4; ++i)
+                    acc[i][j] += reg_m[half][i] * reg_n[half][j];
             }
     };
 
     // Fill every buffer but one.
-    #pragma unroll
-    for (int stage = 0; stage < stages - 1; ++stage) {
-        load_tile(stage);
-        cp_async_commit();
-    }
-    cp_async_wait<stages - 2>();
+    fetch_first_tile(first_depth);
+    store_tile(0);
     __syncthreads();
     load_fragments(0, 0, 0);
 
@@ -207,19 +215,19 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // last barrier. `more`: there is such a tile.
     auto step = [&](int stage, int next, int vacant, bool more) {
         #pragma unroll
-        for (int kk = 0; kk < reads; ++kk) {
+        for (int kk = 0; kk < BK; ++kk) {
             // The operands of the next FFMAs are read before these start, those of the next tile too.
-            if (kk < reads - 1) {
+            if (kk < BK - 1) {
                 load_fragments((kk + 1) % 2, stage, kk + 1);
             } else {
-                cp_async_wait<stages - 2>();
+                if (more)
+                    store_tile(next);
                 __syncthreads();
                 load_fragments((kk + 1) % 2, next, 0);
             }
             if (kk == 0) {
                 if (more)
-                    load_tile(vacant);
-                cp_async_commit();
+                    fetch_tile();
             }
             multiply(kk % 2);
         }
@@ -237,38 +245,10 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         if (tile + s < steps)
             step(s, (s + 1) % stages, (s + stages - 1) % stages, false);
 
-    // Warps that took turns along k add up their sums in shared memory, in the order of k; each then owns some rows.
-    constexpr int turn_threads = num_threads / warps_k;  // threads of one turn
-    constexpr int own_rows = TM / warps_k;
-    constexpr int add_width = TN < 4 ? TN : 4, adds = TN / add_width;  // vectors of one row of a thread
-    const int own_first = warp_k * own_rows;
-    auto* const warp_sums = reinterpret_cast<Vector<add_width>*>(shared) + thread % turn_threads;  // [warps_k][TM][adds][turn_threads]
-    float own[own_rows][TN];
-    __syncthreads();  // nobody reads the last tile any more
-    #pragma unroll
-    for (int i = 0; i < TM; ++i)
-        #pragma unroll
-        for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int v = 0; v < add_width; ++v)
-                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
-    __syncthreads();
-    #pragma unroll
-    for (int i = 0; i < own_rows; ++i)
-        #pragma unroll
-        for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int turn = 0; turn < warps_k; ++turn) {
-                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
-                #pragma unroll
-                for (int v = 0; v < add_width; ++v)
-                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
-            }
-
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
-    constexpr int part_width = own_rows * TN < 4 ? own_rows * TN : 4, part_moves = own_rows * TN / part_width;
-    constexpr int partials = 6;  // sums of a tile that are kept
+    constexpr int part_width = TM * TN < 4 ? TM * TN : 4, part_moves = TM * TN / part_width;
+    constexpr int partials = 4;  // sums of a tile that are kept
     // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
     auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
     auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
@@ -280,7 +260,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
             Vector<part_width> sum;
             #pragma unroll
             for (int v = 0; v < part_width; ++v)
-                sum.lane[v] = own[(i * part_width + v) / TN][(i * part_width + v) % TN];
+                sum.lane[v] = acc[(i * part_width + v) / TN][(i * part_width + v) % TN];
             kept[(to * tiles * part_moves + i) * num_threads] = sum;
         }
     };
@@ -294,18 +274,18 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     // Sum up `count` kept sums from number `first` on.
     auto add = [&](int first, int count) {
         #pragma unroll
-        for (int i = 0; i < own_rows; ++i)
+        for (int i = 0; i < TM; ++i)
             #pragma unroll
             for (int j = 0; j < TN; ++j)
-                own[i][j] = 0.0f;
-        #pragma unroll 2
+                acc[i][j] = 0.0f;
+        #pragma unroll 1
         for (int other = 0; other < count; ++other)
             #pragma unroll
             for (int i = 0; i < part_moves; ++i) {
                 const auto sum = load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]);
                 #pragma unroll
                 for (int v = 0; v < part_width; ++v)
-                    own[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
+                    acc[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
             }
     };
 
@@ -318,18 +298,17 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int c_col = block_col + warp_n * WN + lane_n * VN;
     float* const c_thread = C + c_row * ldc + c_col;
     #pragma unroll
-    for (int i = 0; i < own_rows; ++i)
+    for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = (own_first + i) / VM * (LM * VM) + (own_first + i) % VM, col = j / VN * (LN * VN) + j % VN;
+            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
+            if (c_row + row < tile_row || c_col + col < tile_col)
+                continue;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
-            Vector<vec_c> old = {};
-            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
-                old = *to;
             Vector<vec_c> out;
             #pragma unroll
             for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * own[i][j + v] + beta * old.lane[v];
+                out.lane[v] = alpha * acc[i][j + v];
             *to = out;
         }
 }
