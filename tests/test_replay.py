@@ -136,7 +136,7 @@ def test_convert_there_and_back(run: Run, tmp_path: Path) -> None:
     code, out, err = run("convert", results, table)
     assert (code, out) == (0, "")
     assert err == f"3057 configs in {table}, as csv\n"
-    assert read_sweep(table).median_ms.tolist() == read_sweep(H200).median_ms.tolist()
+    assert read_sweep(table).time_ms.tolist() == read_sweep(H200).time_ms.tolist()
 
 
 @pytest.mark.parametrize(
@@ -165,3 +165,47 @@ def test_bad_requests_to_convert(
 def test_an_unknown_strategy_is_told_before_the_sweep_is_searched() -> None:
     with pytest.raises(UsageError, match="unknown"):
         replay(line([1.0], None, None), "genetic", seeds=1)
+
+
+@pytest.mark.parametrize("way", ["same", "symlink", "hard link", "other path"])
+def test_convert_never_overwrites_what_it_reads(run: Run, tmp_path: Path, way: str) -> None:
+    source = tmp_path / "x.csv"
+    source.write_text("BM,mean_ms\n1,2\n")
+    target = {"same": source, "other path": tmp_path / ".." / tmp_path.name / "x.csv"}.get(
+        way, tmp_path / "y.csv"
+    )
+    if way == "symlink":
+        target.symlink_to(source)
+    elif way == "hard link":
+        target.hardlink_to(source)
+    code, _, told = run("convert", source, target, "--to", "t4")
+    assert code == 2
+    assert "would be overwritten, and is what is read: give another file" in told
+    assert source.read_text() == "BM,mean_ms\n1,2\n"
+    assert run("convert", source, tmp_path / "z.csv")[0] == 0
+    assert (tmp_path / "z.csv").read_text() == "BM,outcome,mean_ms\n1,measured,2.0\n"
+
+
+@pytest.mark.parametrize("words", [("explain", "--svg"), ("bench", "--markdown")])
+def test_no_command_writes_over_the_file_that_it_reads(
+    run: Run, tmp_path: Path, words: tuple[str, str]
+) -> None:
+    command, option = words
+    source = tmp_path / "mine.toml"
+    source.write_text("[[shape]]\nid = 'S'\nm = 8\nn = 8\nk = 8\n")
+    reading = ("--suite", source) if command == "bench" else ("--m", 8, "--n", 8, "--k", 8, "--space", source)
+    code, _, told = run(command, *reading, option, source)
+    assert (code, "would be overwritten" in told) == (2, True)
+    assert source.read_text().startswith("[[shape]]")
+
+
+def test_the_names_that_commands_print_are_safe(run: Run, tmp_path: Path) -> None:
+    source = tmp_path / "\x1b[31mred.csv"
+    source.write_text("BM,median_ms\n1,2\n")
+    for words in (
+        ("replay", source, "--seeds", 1),
+        ("convert", source, tmp_path / "\x1b[2J.csv"),
+        ("replay", tmp_path / "\x1b.csv"),
+    ):
+        _, out, told = run(*words)
+        assert (out + told).replace("\n", "").isprintable()

@@ -38,7 +38,7 @@ def triangle(side: int = 6) -> Legal:
 @pytest.fixture(scope="module")
 def sweep() -> tuple[Legal, list[float]]:
     read = read_sweep(SWEEP)
-    return read.legal, read.median_ms.tolist()
+    return read.legal, read.time_ms.tolist()
 
 
 def ask(search: Search) -> int:

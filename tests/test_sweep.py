@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,8 @@ def test_columns_of_a_table(tmp_path: Path) -> None:
     assert sweep.legal.names == ("LM", "BM", "loader")  # LN follows from LM; threads are known to be none
     assert sweep.legal.choices["loader"] == ("cp_async", "reg")
     assert sweep.points[1].outcome == Rejected("compile", "no such instruction")
-    assert sweep.median_ms.tolist()[::2] == [1.5, 2.5]
-    assert math.isnan(sweep.median_ms[1])
+    assert sweep.time_ms.tolist()[::2] == [1.5, 2.5]
+    assert math.isnan(sweep.time_ms[1])
     assert sweep.compile_s is not None
     assert sweep.compile_s.tolist() == [0.25, 0.75, 0.5]  # an unknown one counts as the median
     assert dict(sweep.legal.config(1)) == {"LM": 2, "BM": 64, "loader": "cp_async"}
@@ -133,7 +134,7 @@ def test_a_cache_of_kernel_tuner(tmp_path: Path) -> None:
     first = sweep.points[0]
     assert (first.compile_s, first.gpu_s) == (0.4405, 0.0115)
     assert first.extra == {"times": [0.6, 0.5, 0.4], "GB/s": 17.0}
-    assert sweep.about == About("vector_add", "NVIDIA RTX A4000", (4096, 2048), None)
+    assert sweep.about == About("vector_add", "NVIDIA RTX A4000", (4096, 2048), None, "mean")
 
 
 @pytest.mark.parametrize("indent", [None, "", 4])
@@ -498,5 +499,134 @@ def test_what_csv_cannot_hold(tmp_path: Path) -> None:
 
 def test_of_a_config_that_comes_twice_the_last_counts(tmp_path: Path) -> None:
     sweep = read_sweep(written(tmp_path / "x.csv", "BM,median_ms\n1,3\n2,5\n1,4\n"))
-    assert sweep.median_ms.tolist() == [4, 5]
+    assert sweep.time_ms.tolist() == [4, 5]
     assert np.array_equal(sweep.legal.ordinals, [[0], [1]])
+
+
+# ------------------------------------------------------------------------------------ means and medians
+
+
+def test_a_mean_stays_a_mean_in_every_form(tmp_path: Path) -> None:
+    there = read_sweep(written(tmp_path / "x.csv", "BM,mean_ms\n1,3.5\n2,5\n"))
+    for number, form in enumerate(("kernel-tuner", "t4", "csv", "t4", "kernel-tuner", "csv")):
+        path = tmp_path / f"y{number}{ENDINGS[form]}"
+        write_sweep(there, path, form)
+        there = read_sweep(path)
+        assert there.about.statistic == "mean"
+        assert there.time_ms.tolist() == [3.5, 5]
+    columns = path.read_text().splitlines()[0].split(",")
+    assert ("mean_ms" in columns, "median_ms" in columns) == (True, False)
+
+
+def test_a_median_stays_a_median_in_every_form(tmp_path: Path) -> None:
+    there = read_sweep(written(tmp_path / "x.csv", "BM,median_ms\n1,3.5\n2,5\n"))
+    for number, form in enumerate(("kernel-tuner", "t4", "csv")):
+        path = tmp_path / f"y{number}{ENDINGS[form]}"
+        write_sweep(there, path, form)
+        there = read_sweep(path)
+        assert there.about.statistic == "median"
+    columns = path.read_text().splitlines()[0].split(",")
+    assert ("mean_ms" in columns, "median_ms" in columns) == (False, True)
+
+
+def test_a_mean_beside_a_median_is_kept(tmp_path: Path) -> None:
+    sweep = read_sweep(written(tmp_path / "x.csv", "BM,mean_ms,median_ms\n1,3.5,3\n2,5,4\n"))
+    assert sweep.time_ms.tolist() == [3, 4]
+    write_sweep(sweep, tmp_path / "y.csv", "csv")
+    again = read_sweep(tmp_path / "y.csv")
+    assert [point.extra for point in again.points] == [{"mean_ms": 3.5}, {"mean_ms": 5}]
+    assert again.about.statistic == "median"
+
+
+def test_the_times_of_other_tuners_are_means_unless_they_say_otherwise(tmp_path: Path) -> None:
+    assert read_sweep(written(tmp_path / "x.json", CACHE)).about.statistic == "mean"
+    assert read_sweep(written(tmp_path / "y.json", T4)).about.statistic == "mean"
+    runs = json.loads(json.dumps(T4))
+    del runs["results"][0]["measurements"]
+    assert read_sweep(written(tmp_path / "z.json", runs)).about.statistic == "median"
+    write_sweep(read_sweep(tmp_path / "x.json"), tmp_path / "x.csv", "csv")
+    assert "mean_ms" in (tmp_path / "x.csv").read_text().splitlines()[0]
+
+
+def test_a_log_holds_medians_only(tmp_path: Path) -> None:
+    about = About("sgemm", "NVIDIA H200", None, HEADER, "mean")
+    sweep = make_sweep(tmp_path / "x.csv", ["BM"], [Point({"BM": 1}, 1.0)], about)
+    with pytest.raises(UsageError, match="a log holds medians, and the times of x are means"):
+        write_sweep(sweep, tmp_path / "y.trials.jsonl", "trials")
+
+
+# ------------------------------------------------------------------------------------ hostile files
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("x.csv", "x.json", "x.csv.gz"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UsageError, match="it is a pipe, socket or device"):
+            read_sweep(tmp_path / name)
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="it is a pipe, socket or device"):
+        read_sweep(tmp_path / "zero.json")
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.touch()
+    os.truncate(path, 3 << 30)
+    with pytest.raises(UsageError, match="longer than 512 MiB, the most that is read"):
+        read_sweep(path)
+
+
+def test_a_byte_order_mark_is_read_past(tmp_path: Path) -> None:
+    for name, text in (("x.csv", "BM,median_ms\n1,2\n"), ("x.json", json.dumps(CACHE))):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_sweep(tmp_path / "x.csv").legal.names == ("BM",)
+    assert len(read_sweep(tmp_path / "x.json")) == 3
+
+
+LONG = "9" * 5000  # digits that Python does not read as an integer
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", f"BM,median_ms\n1,{LONG}\n", "column median_ms is inf, not a time"),
+        ("x.csv", f"BM,median_ms\n{LONG},1\n", "parameter 'BM' has a value that is no number between"),
+        ("x.csv", f"BM,median_ms\n-{LONG},1\n", "parameter 'BM' has a value that is no number between"),
+        ("x.json", json.dumps(CACHE).replace("0.5,", f"{LONG},", 1), "'128,plain' is inf, not a time"),
+        ("x.json", json.dumps(T4).replace("0.004", LONG), "result 1, measurement time is inf, not a time"),
+        ("x.json", '{"results": [' + "[" * 900 + "]" * 900 + "]}", "the first result has"),
+        (
+            "x.json",
+            '{"cache": {"a": ' + "[" * 900 + "]" * 900 + '}, "tune_params_keys": ["a"]}',
+            "cache entry",
+        ),
+        (
+            "x.csv",
+            ",".join(f"p{i}" for i in range(5000)) + ",median_ms\n" + "1," * 5000 + "1\n",
+            "at most 256",
+        ),
+        (
+            "x.json",
+            json.dumps({"tune_params_keys": [f"p{i}" for i in range(100_000)], "cache": {}}),
+            "at most 256 can be searched",
+        ),
+        ("x.csv", "BM,\x1b[31mBN,median_ms\n1,,3\n2,2,4\n", r"line 2 has no \x1b[31mBN"),
+        ("x.csv", "BM,status,median_ms\n1,\x1b[2J" + 1000 * "x" + ",3\n", r"the status '\x1b[2Jxxx"),
+        ("x.json", json.dumps(CACHE).replace("128,plain", "\x1b]0;mine\x07"), "not JSON"),
+        (
+            "x.json",
+            json.dumps({"tune_params_keys": ["a\x1b[2J"], "cache": {"\x1b[2J": {}}}),
+            r"cache entry '\x1b[2J' has no value of a\x1b[2J",
+        ),
+    ],
+)
+def test_a_hostile_file_gives_one_short_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as failure:
+        read_sweep(written(tmp_path / name, text))
+    assert str(failure.value).isprintable()
+    assert len(str(failure.value)) < 500 + len(str(tmp_path))
+
+
+def test_the_name_of_a_sweep_is_safe_to_print(tmp_path: Path) -> None:
+    path = written(tmp_path / "\x1b[31mred.csv", "BM,median_ms\n1,2\n")
+    assert read_sweep(path).name == r"\x1b[31mred"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -103,14 +104,41 @@ def cache_option(command: F) -> F:
 
 
 def file_option(name: str, text: str) -> Callable[[F], F]:
-    """Add an option for a file to write, whose folder must be there before anything is measured."""
+    """Add an option for a file to write; its folder must be there, and the command must not read the file."""
 
     def checked(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"{name} {file}: there is no folder {file.parent}")
         return file
 
-    return click.option(name, type=click.Path(path_type=Path, dir_okay=False), callback=checked, help=text)
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def call(**given: Any) -> Any:
+            own = name.removeprefix("--")
+            refuse_overwriting(given[own], [value for other, value in given.items() if other != own])
+            return command(**given)
+
+        path = click.Path(path_type=Path, dir_okay=False)
+        return cast(F, click.option(name, type=path, callback=checked, help=text)(call))
+
+    return add
+
+
+def refuse_overwriting(file: Path | None, read: Iterable[object]) -> None:
+    """Check that a file to be written is none of those that the command reads.
+
+    Args:
+        file: To be written; None without one.
+        read: Values of the other arguments and options; whichever names the file is read.
+
+    Raises:
+        UsageError: It is one of them, under this name or another.
+    """
+    if file is None or not file.exists():
+        return
+    for other in read:
+        if isinstance(other, str | Path) and os.path.exists(other) and os.path.samefile(other, file):
+            raise UsageError(f"{file} would be overwritten, and is what is read: give another file to write")
 
 
 def svg_option(command: F) -> F:

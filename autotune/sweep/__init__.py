@@ -1,4 +1,4 @@
-"""Turns a file of measured configs, of ours or of other tuners, into a `Sweep`, and a sweep into such a file.
+"""Files of measured configs, of this package and of other tuners: read as a `Sweep`, and written from one.
 
 =============== ============================== ===========================================================
 form            file                           holds

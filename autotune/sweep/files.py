@@ -1,19 +1,20 @@
-"""Turns a path into a sweep, whatever form its file has, and writes one in any form."""
+"""Reads a sweep from a file of any form, and writes one in any form."""
 
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.outside import MIB, read_text
 from autotune.sweep.kernel_tuner import parse_cache, read_cache, write_cache
 from autotune.sweep.log import read_log_sweep, write_log
 from autotune.sweep.sweep import Sweep
 from autotune.sweep.t4 import read_t4, write_t4
 from autotune.sweep.table import read_table, write_table
 
+LIMIT = 512 * MIB  # of a sweep's text
 LOG, TABLE = ".trials.jsonl", (".csv", ".csv.gz")
 FORMS: dict[str, Callable[[Sweep, Path], str]] = {
     "csv": lambda sweep, path: write_table(sweep),
@@ -24,7 +25,7 @@ FORMS: dict[str, Callable[[Sweep, Path], str]] = {
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep in any of `FORMS`; a log by its ending, the others by ending and content.
+    """Read a sweep in any of `FORMS`: the ending of the name tells a log and a table, the content the others.
 
     Raises:
         UsageError: One line with the file, what is wrong in it, and what to do.
@@ -49,10 +50,10 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def form_of(path: Path) -> str:
-    """Tell the form of a file to be written by its ending.
+    """Return the form of a file to be written, from the ending of its name.
 
     Raises:
-        UsageError: The ending does not tell.
+        UsageError: The ending tells no form.
     """
     if path.name.endswith(LOG):
         return "trials"
@@ -85,13 +86,6 @@ def write_sweep(sweep: Sweep, path: Path, form: str) -> None:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
-        if path.name.endswith(".gz"):
-            content = gzip.decompress(content)
-        return content.decode("utf-8-sig")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"{path}: not a whole gzip file ({error}): copy it again") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+        return read_text(path, LIMIT)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,25 +1,39 @@
-"""Turns a cache file of Kernel Tuner into a `Sweep`, and back.
+"""Sweeps in a cache file of Kernel Tuner.
 
 The file is a JSON object: ``device_name``, ``kernel_name``, ``problem_size``, ``tune_params_keys``,
 ``tune_params``, ``objective`` and ``cache``. That maps "value,value,.." to a config with its ``time`` in ms,
 or an error in its place or in ``__error__``, and with the milliseconds of ``compile_time``,
-``verification_time`` and ``benchmark_time``. While the file is being written its last two braces are missing
-and a comma may stand in their place; Kernel Tuner tells a closed file by its last three characters. Checked
-against Kernel Tuner 1.5 (June 2026). What it has no word for is kept in ``rejection`` and ``autotune``, which
-it does not read.
+``verification_time`` and ``benchmark_time``. ``time`` is the mean of ``times`` unless ``time_statistic``, our
+addition, says "median". While the file is being written its last two braces are missing and a comma may stand
+in their place; Kernel Tuner recognises a closed file by its last three characters. Checked against Kernel
+Tuner 1.5 (June 2026). What the format has no field for is kept in ``rejection`` and ``autotune``, which it
+does not read.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import REJECTION_KINDS, Rejected, RejectionKind, UsageError
-from autotune.sweep.headers import header_of, plain_header
-from autotune.sweep.sweep import About, Point, Sweep, from_ms, make_sweep, seconds_of, time_of
+from autotune.outside import printable
+from autotune.records import typed
+from autotune.sweep.sweep import (
+    About,
+    Point,
+    Sweep,
+    from_ms,
+    header_of,
+    make_sweep,
+    seconds_of,
+    statistic_of,
+    time_of,
+)
 
 KINDS: dict[str, RejectionKind] = {
     "CompilationFailedConfig": "compile",
@@ -35,9 +49,10 @@ ERRORS: dict[RejectionKind, str] = {
     "timeout": "RuntimeFailedConfig",
     "correctness": "RuntimeFailedConfig",
 }
-NO_TIME = 1e20  # what older versions wrote for a config that failed
+NO_TIME = 1e20  # written by older versions for a config that failed
 STAGES = ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time")
-TRIES = 8  # ends of a torn file, each takes parsing it again
+TRIES = 8  # positions where a torn file may end; each attempt parses it again
+MOST_DIGITS = 4300  # of an integer that Python reads
 GIVE = "give a cache file of Kernel Tuner or T4 results"
 OWN = {"time", "__error__", "rejection", "why", *STAGES}
 
@@ -45,13 +60,13 @@ OWN = {"time", "__error__", "rejection", "why", *STAGES}
 def parse_cache(path: Path, text: str) -> Any:
     """Parse the JSON of a cache file, closed or not; what follows the last whole config is dropped.
 
-    That config is looked for at the last `TRIES` places where an object ends and a comma follows.
+    The end of that config is looked for at the last `TRIES` positions where a comma follows an object.
 
     Raises:
         UsageError: It is not JSON, or nests too deeply.
     """
     try:
-        return json.loads(text)
+        return _parsed(text)
     except RecursionError:
         raise UsageError(f"{path}: its lists or objects nest too deeply: {GIVE}") from None
     except ValueError as error:
@@ -60,8 +75,8 @@ def parse_cache(path: Path, text: str) -> Any:
     for _ in range(TRIES):
         rest = rest.removesuffix(",")
         for end in ("}}", "}"):
-            with suppress(ValueError):
-                content = json.loads(rest + end)
+            with suppress(ValueError, RecursionError):
+                content = _parsed(rest + end)
                 if isinstance(content, dict) and "cache" in content:
                     return content
         rest = rest[: rest.rfind("},") + 1]
@@ -78,22 +93,26 @@ def read_cache(path: Path, content: Mapping[str, Any]) -> Sweep:
     """
     names, entries = content.get("tune_params_keys"), content.get("cache")
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise UsageError(f"{path}: tune_params_keys is {names!r:.80}: give the list of parameter names")
+        raise UsageError(
+            f"{path}: tune_params_keys is {reprlib.repr(names)}: give the list of parameter names"
+        )
     taken = next((name for name in names if name in OWN), None)
     if taken is not None:
         raise UsageError(f"{path}: tune_params_keys names {taken}, which is a result: rename the parameter")
     if not isinstance(entries, dict):
         raise UsageError(
-            f"{path}: cache is {entries!r:.80}: give an object with a config in each of its entries"
+            f"{path}: cache is {reprlib.repr(entries)}: give an object with a config in each of its entries"
         )
     points = [_point(path, key, entry, names) for key, entry in entries.items()]
+    header = header_of(content.get("autotune"), path)
     size = content.get("problem_size")
     sizes = tuple(size) if isinstance(size, list) else (size,)
     about = About(
-        kernel=content.get("kernel_name"),
-        device=content.get("device_name"),
+        kernel=_word(content.get("kernel_name")),
+        device=_word(content.get("device_name")),
         size=sizes if all(isinstance(each, int) for each in sizes) else None,
-        header=header_of(content.get("autotune"), path),
+        header=header,
+        statistic=statistic_of(content.get("time_statistic"), header),
     )
     return make_sweep(path, names, points, about)
 
@@ -110,7 +129,8 @@ def write_cache(sweep: Sweep) -> str:
         "tune_params_keys": list(legal.names),
         "tune_params": {name: list(values) for name, values in legal.choices.items()},
         "objective": "time",
-        **({"autotune": plain_header(about.header)} if about.header is not None else {}),
+        "time_statistic": about.statistic,
+        **({"autotune": typed.plain(about.header)} if about.header is not None else {}),
     }
     lines = []
     for point in sweep.points:
@@ -120,12 +140,24 @@ def write_cache(sweep: Sweep) -> str:
     return json.dumps(head)[:-1] + ',\n"cache": {\n' + ",\n".join(lines) + "}\n}"
 
 
+def _parsed(text: str) -> Any:
+    """Parse JSON; an integer that Python would refuse to read is infinite."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < MOST_DIGITS else math.inf)
+
+
+def _word(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _point(path: Path, key: str, entry: Any, names: list[str]) -> Point:
     if not isinstance(entry, dict):
-        raise UsageError(f"{path}: cache entry {key!r} is {entry!r:.80}: give an object")
+        raise UsageError(f"{path}: cache entry {reprlib.repr(key)} is {reprlib.repr(entry)}: give an object")
     missing = [name for name in names if not isinstance(entry.get(name), int | float | str)]
     if missing:
-        raise UsageError(f"{path}: cache entry {key!r} has no value of {missing[0]}: give every parameter")
+        raise UsageError(
+            f"{path}: cache entry {reprlib.repr(key)} has no value of {printable(missing[0], 80)}: "
+            "give every parameter"
+        )
     time, error = entry.get("time"), entry.get("__error__")
     outcome: float | Rejected
     if isinstance(error, str) or isinstance(time, str) or time == NO_TIME:
@@ -134,12 +166,12 @@ def _point(path: Path, key: str, entry: Any, names: list[str]) -> Point:
         kind = own if own in REJECTION_KINDS else KINDS.get(word, "crash")
         outcome = Rejected(kind, str(entry.get("why", word)))
     elif time is None:
-        raise UsageError(f"{path}: cache entry {key!r} has no time: tune with the objective time")
+        raise UsageError(f"{path}: cache entry {reprlib.repr(key)} has no time: tune with the objective time")
     else:
-        outcome = time_of(time, lambda: f"{path}: time of cache entry {key!r}")
+        outcome = time_of(time, lambda: f"{path}: time of cache entry {reprlib.repr(key)}")
 
     def spent_on(stage: str) -> float | None:
-        return seconds_of(entry.get(stage), lambda: f"{path}: {stage} of cache entry {key!r:.80}")
+        return seconds_of(entry.get(stage), lambda: f"{path}: {stage} of cache entry {reprlib.repr(key)}")
 
     spent = [spent_on("verification_time"), spent_on("benchmark_time")]
     return Point(

@@ -1,7 +1,8 @@
-"""Turns the log of a search into a `Sweep` of what it measured, and a sweep of our trials back into a log."""
+"""Sweeps in the log of a search, whose trials they are."""
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def read_log_sweep(path: Path) -> Sweep:
     """Read a log; estimates are left out.
 
     Raises:
-        UsageError: It cannot be read, or a trial is not what it should be.
+        UsageError: It cannot be read, or a trial is malformed.
     """
     try:
         header, trials = read_trials(path)
@@ -29,9 +30,12 @@ def read_log_sweep(path: Path) -> Sweep:
         config, kind = trial.get("config"), trial.get("outcome")
         if kind in ("estimated", "proven"):  # without a GPU
             continue
-        if not (isinstance(config, dict) and config) or (names and set(config) != set(names)):
+        plain = isinstance(config, dict) and all(
+            isinstance(each, int | float | str) for each in config.values()
+        )
+        if not (plain and config) or (names and set(config) != set(names)):
             raise UsageError(
-                f"{path}: trial {number} has config {config!r:.80}: give the value of each parameter"
+                f"{path}: trial {number} has config {reprlib.repr(config)}: give the value of each parameter"
             )
         names = names or list(config)
         outcome: float | Rejected
@@ -41,7 +45,8 @@ def read_log_sweep(path: Path) -> Sweep:
             outcome = time_of(trial.get("median_ms"), lambda n=number: f"{path}: median_ms of trial {n}")  # type: ignore[misc]
         else:
             raise UsageError(
-                f"{path}: trial {number} has outcome {kind!r}: give measured or a kind of rejection"
+                f"{path}: trial {number} has outcome {reprlib.repr(kind)}: "
+                "give measured or a kind of rejection"
             )
         extra = {name: value for name, value in trial.items() if name not in OWN}
         compile_s, gpu_s = (
@@ -57,13 +62,18 @@ def write_log(sweep: Sweep, path: Path) -> str:
     """Write a sweep as a log.
 
     Raises:
-        UsageError: The sweep does not say what its trials belong to.
+        UsageError: The sweep does not say what its trials belong to, or its times are means.
     """
     header = sweep.about.header
     if header is None:
         raise UsageError(
             f"{path}: a log says of which space, template and device its trials are, and {sweep.name} does "
             "not: convert it to csv, t4 or kernel-tuner"
+        )
+    if sweep.about.statistic != "median":
+        raise UsageError(
+            f"{path}: a log holds medians, and the times of {sweep.name} are means: convert it to csv, t4 or "
+            "kernel-tuner"
         )
     lines = [typed.plain(header), *(_line(point) for point in sweep.points)]
     return "".join(jsontext.compact(line) + "\n" for line in lines)

@@ -1,12 +1,12 @@
-"""Turns a sweep and a strategy into how soon the strategy comes near the optimum: a search without a GPU.
+"""Replays searches on a sweep, without a GPU: how soon a strategy comes near the optimum.
 
-Evaluations are counted in a search with a fixed number of points under way, told in the order in which they
-were proposed. Seconds come from a second search, simulated as `autotune.tuning.pipeline` runs one: a free
-compiler gets the next proposal at once, no more candidates are under way than keep the GPU busy, and the GPU
-works through what is compiled. Compile times are the recorded ones. So are GPU times where the sweep has
-them; elsewhere a candidate takes `GPU_FIXED_S` and `LAUNCHES` launches, `FEW_LAUNCHES` if it is `SLOW` times
-slower than the best before it. The simulated clock alone decides what is told when, so a replay repeats
-exactly.
+Evaluations are counted in a search with a fixed number of points under way, whose outcomes arrive in the
+order of the proposals. Seconds come from a second search, simulated as `autotune.tuning.pipeline` runs one: a
+free compiler gets the next proposal at once, no more candidates are under way than keep the GPU busy, and the
+GPU measures them in the order in which they were compiled. Compile times are the recorded ones. So are GPU
+times where the sweep has them; elsewhere a candidate takes `GPU_FIXED_S` and `LAUNCHES` launches,
+`FEW_LAUNCHES` if it is `SLOW` times slower than the best before it. Nothing but the simulated clock decides
+when an outcome arrives, so a replay repeats exactly.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from autotune.sweep import Sweep
 
 WITHIN = (10, 5, 2, 1)  # per cent of the optimum
 GOAL, BY = 2, 200  # the share of seeds within so many per cent by so many evaluations
-GPU_FIXED_S = 0.005  # verification, and the way to the GPU and back
+GPU_FIXED_S = 0.005  # verification, and the transfer to the GPU and back
 LAUNCHES, FEW_LAUNCHES = 6, 2
 SLOW = 1.25
-PROPOSAL_S = 0.005  # of the simulated clock
+PROPOSAL_S = 0.005  # a proposal takes so long on the simulated clock
 GPU_QUEUE = 3  # as in `autotune.tuning.pipeline`
 NOT_ON_GPU = ("constraint", "compile", "compile_timeout")
 
@@ -40,12 +40,12 @@ class Replay:
 
     Attributes:
         strategy: Its name.
-        seeds: Searches.
+        seeds: Number of searches.
         limit: Evaluations after which a search was given up.
-        evaluations: Per cent of the optimum to the median evaluations; None where half the searches did not
-            come so near.
-        share: Share of the searches within `GOAL` per cent by `BY` evaluations.
-        seconds: Like evaluations, in simulated seconds; None for a sweep without compile times.
+        evaluations: Median number of evaluations to come within so many per cent of the optimum, by per
+            cent; None where half the searches did not.
+        share: Share of the searches within `GOAL` per cent after `BY` evaluations.
+        seconds: Likewise, in simulated seconds; None for a sweep without compile times.
         proposal_ms: Mean time of one proposal here, milliseconds.
     """
 
@@ -61,15 +61,15 @@ class Replay:
 def replay(
     sweep: Sweep, strategy: Any, *, seeds: int = 40, limit: int = 300, in_flight: int = 1, workers: int = 15
 ) -> Replay:
-    """Search a sweep once for each seed, from 0, with nothing known.
+    """Search a sweep once for each seed from 0, each time with nothing known.
 
     Args:
         sweep: What is searched.
-        strategy: As `Search` takes it.
-        seeds: Searches.
-        limit: Evaluations of one search at most.
+        strategy: As for `Search`.
+        seeds: Number of searches.
+        limit: Most evaluations of one search.
         in_flight: Points under way where evaluations are counted.
-        workers: Compiling processes where seconds are.
+        workers: Compiling processes where seconds are simulated.
 
     Raises:
         UsageError: The strategy is unknown.
@@ -113,12 +113,12 @@ class _Timed:
 
 
 def _reached(sweep: Sweep, told: Iterator[tuple[int, float]], limit: int) -> dict[int, tuple[float, float]]:
-    """Give evaluations and clock when a search first came so near; infinite where it did not.
+    """Return the evaluations and seconds after which a search first came so near; infinite where it did not.
 
     Args:
         sweep: What is searched.
-        told: Yields each point told and the clock.
-        limit: Of evaluations.
+        told: Yields each evaluated point and the clock.
+        limit: Most evaluations.
     """
     reached = dict.fromkeys(WITHIN, (math.inf, math.inf))
     for count in range(1, limit + 1):
@@ -126,7 +126,7 @@ def _reached(sweep: Sweep, told: Iterator[tuple[int, float]], limit: int) -> dic
         if index is None:
             break
         for per_cent in WITHIN:
-            if reached[per_cent][0] == math.inf and sweep.median_ms[index] <= sweep.best_ms * (
+            if reached[per_cent][0] == math.inf and sweep.time_ms[index] <= sweep.best_ms * (
                 1 + per_cent / 100
             ):
                 reached[per_cent] = count, clock
@@ -149,7 +149,7 @@ def _told(sweep: Sweep, search: _Timed, in_flight: int) -> Iterator[tuple[int, f
 
 
 def _simulated(sweep: Sweep, search: _Timed, workers: int) -> Iterator[tuple[int, float]]:
-    """Search as the pipeline does, on a simulated clock: yield each point told, and when."""
+    """Search as the pipeline does, on a simulated clock: yield each evaluated point, and the time."""
     assert sweep.compile_s is not None, "a sweep without compile times has no clock"
     clock, proposer_free, best = 0.0, 0.0, math.inf
     events: list[tuple[float, int, bool, int]] = []  # when, order, whether it was compiled, point
@@ -213,7 +213,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 class _Mean:
-    """A running mean whose old values fade, as the pipeline's."""
+    """A running mean that forgets old values, as the pipeline's does."""
 
     def __init__(self) -> None:
         self.count = 0

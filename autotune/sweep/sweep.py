@@ -1,40 +1,45 @@
-"""Turns measured configs into a `Sweep`: a legal list that can be searched again without a GPU."""
+"""A sweep: measured configs, as a legal list that can be searched again without a GPU."""
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import Rejected, UsageError
+from autotune.errors import RecordError, Rejected, UsageError
+from autotune.outside import printable
+from autotune.records import typed
 from autotune.records.trials import TrialHeader
 from autotune.space.space import Legal
 from autotune.values.problem import Problem
 
-TIMES = ("median_ms", "mean_ms")
+Statistic = Literal["median", "mean"]  # what the time of a config is of its launches
+TIMES: dict[str, Statistic] = {f"{statistic}_ms": statistic for statistic in get_args(Statistic)}
 OUTCOMES = ("outcome", "status")
 SECONDS = ("compile_s", "gpu_s")
-RESERVED = {*TIMES, *OUTCOMES, *SECONDS, "why"}  # columns of a table that say what became of a config
-MOST_VALUES = 1 << 15  # of a parameter: a legal list counts them in 16 bits
-LARGEST = 1 << 63  # number, as a parameter
+RESERVED = {*TIMES, *OUTCOMES, *SECONDS, "why"}  # columns of a table with the outcome of a config
+MOST_PARAMETERS = 256
+MOST_VALUES = 1 << 15  # of a parameter: a legal list has them in 16 bits
+LARGEST = 1 << 63  # numbers are less than this
 
 
 @dataclass(frozen=True)
 class Point:
-    """One config and what became of it.
+    """One config and its outcome.
 
     Attributes:
-        config: Parameter to value.
-        outcome: Median time of a launch in milliseconds, or why there is none.
+        config: Value of each parameter.
+        outcome: Time of a launch in milliseconds, or why there is none.
         compile_s: Seconds of compiling; None if unknown.
         gpu_s: Seconds on the GPU, verification and repeats included; None if unknown.
-        extra: What else the file says of it, as JSON values by name.
+        extra: Everything else in the file, JSON values by name.
     """
 
     config: Mapping[str, Any]
@@ -46,19 +51,21 @@ class Point:
 
 @dataclass(frozen=True)
 class About:
-    """What a sweep was measured of and on, as far as the file says.
+    """What was measured, and on what, as far as the file says.
 
     Attributes:
         kernel: Name of the kernel or family.
         device: Name of the GPU.
-        size: Of the problem, as the tuner counted it.
-        header: Of our own trials; None for those of others.
+        size: Size of the problem, as the tuner wrote it.
+        header: Identity of our own trials; None for those of other tuners.
+        statistic: Which statistic of its launches the time of a config is.
     """
 
     kernel: str | None = None
     device: str | None = None
     size: tuple[int, ...] | None = None
     header: TrialHeader | None = None
+    statistic: Statistic = "median"
 
     @property
     def problem(self) -> Problem | None:
@@ -68,13 +75,13 @@ class About:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Every measured config of a space, or as many as there are.
+    """The measured configs of a space.
 
     Attributes:
-        name: Of the file, without its endings.
-        points: In the order of the file; none twice.
+        name: Name of the file without its endings, safe to print.
+        points: In the order of the file; each config once.
         legal: Their configs, in the same order.
-        about: What they are of.
+        about: What was measured.
     """
 
     name: str
@@ -86,39 +93,44 @@ class Sweep:
         return len(self.points)
 
     @cached_property
-    def median_ms(self) -> NDArray[np.float64]:
-        """`[count]`, milliseconds; NaN where the config was rejected."""
+    def time_ms(self) -> NDArray[np.float64]:
+        """`[count]` float64, milliseconds, `About.statistic` of the launches; NaN where rejected."""
         return np.array([p.outcome if isinstance(p.outcome, float) else math.nan for p in self.points])
 
     @cached_property
     def compile_s(self) -> NDArray[np.float64] | None:
-        """`[count]`, seconds; the median where one is unknown, None where all are."""
+        """`[count]` float64, seconds; the median where one is unknown, None where all are."""
         return _filled([point.compile_s for point in self.points])
 
     @cached_property
     def gpu_s(self) -> NDArray[np.float64] | None:
-        """`[count]`, seconds; the median where one is unknown, None where all are."""
+        """`[count]` float64, seconds; the median where one is unknown, None where all are."""
         return _filled([point.gpu_s for point in self.points])
 
     @property
     def best_ms(self) -> float:
         """Time of the fastest config, milliseconds."""
-        return float(np.nanmin(self.median_ms))
+        return float(np.nanmin(self.time_ms))
 
 
 def make_sweep(path: Path, names: Sequence[str], points: Sequence[Point], about: About) -> Sweep:
-    """Make a sweep; of a config that comes several times the last one counts.
+    """Return a sweep; of a config that occurs several times the last one counts.
 
     Args:
-        path: For its name, and for errors.
+        path: The file, for the sweep's name and for errors.
         names: Parameters, in order.
         points: With a value for each of them.
-        about: What they are of.
+        about: What was measured.
 
     Raises:
-        UsageError: There is no point, or none with a time; or a parameter has a name that is not its own, too
-            many values, or one that is out of range.
+        UsageError: There is no point, or none with a time; or there are too many parameters, or one has a
+            name that is taken, too many values, or one that is out of range.
     """
+    if len(names) > MOST_PARAMETERS:
+        raise UsageError(
+            f"{path}: it has {len(names):,} parameters, at most {MOST_PARAMETERS} can be searched: leave out "
+            "what only describes a config"
+        )
     for name in names:
         if name in RESERVED or names.count(name) > 1:
             why = "is the name of a result" if name in RESERVED else "is the name of two parameters"
@@ -153,33 +165,54 @@ def make_sweep(path: Path, names: Sequence[str], points: Sequence[Point], about:
     name = path.name
     for ending in (".gz", ".csv", ".jsonl", ".json", ".trials"):
         name = name.removesuffix(ending)
-    return Sweep(name, kept, legal, about)
+    return Sweep(printable(name), kept, legal, about)
+
+
+def header_of(value: Any, path: Path) -> TrialHeader | None:
+    """Return the header of our trials that a file of another form carries, or None where it carries none.
+
+    Raises:
+        UsageError: It is broken.
+    """
+    if value is None:
+        return None
+    try:
+        return typed.build(TrialHeader, value, f"{path}, autotune")
+    except RecordError as error:
+        raise UsageError(f"{error}: leave it out, or convert the trials again") from None
+
+
+def statistic_of(value: Any, header: TrialHeader | None) -> Statistic:
+    """Return the statistic that a file of another form names; else the median of our trials, others' mean."""
+    if value in get_args(Statistic):
+        return value  # type: ignore[no-any-return]
+    return "mean" if header is None else "median"
 
 
 def time_of(value: Any, where: Callable[[], str]) -> float:
-    """Check a time in milliseconds.
+    """Return a time in milliseconds.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not a positive finite number.
     """
     number = _in_range(value, where)
     if number is None or number <= 0:
-        raise UsageError(f"{where()} is {value!r:.80}, not a time: give milliseconds above 0")
+        raise UsageError(f"{where()} is {reprlib.repr(value)}, not a time: give milliseconds above 0")
     return number
 
 
 def seconds_of(value: Any, where: Callable[[], str]) -> float | None:
-    """Read seconds that need not be there.
+    """Return a number of seconds, or None where there is no usable one.
 
     Raises:
-        UsageError: They are an integer that no float holds.
+        UsageError: It is an integer beyond the range of a float.
     """
     number = _in_range(value, where)
     return number if number is not None and number >= 0 else None
 
 
 def from_ms(milliseconds: float | None) -> float | None:
-    """Turn milliseconds into seconds, without digits that only the division makes."""
+    """Return milliseconds as seconds, without digits that only the division adds."""
     return None if milliseconds is None else round(milliseconds / 1e3, 12)
 
 
@@ -196,11 +229,11 @@ def _in_range(value: Any, where: Callable[[], str]) -> float | None:
 def _filled(values: Sequence[float | None]) -> NDArray[np.float64] | None:
     column = np.array([math.nan if value is None else value for value in values])
     known = column[~np.isnan(column)]
-    if not known.any():  # unknown, or all 0: not kept by whoever wrote the file
+    if not known.any():  # unknown, or all 0: the tuner did not keep them
         return None
     return np.where(np.isnan(column), np.median(known), column)
 
 
 def _ordered(values: set[Any]) -> tuple[Any, ...]:
-    """Sort numbers by size, and words behind them by the alphabet."""
+    """Sort numbers by size, and words after them by the alphabet."""
     return tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))

@@ -1,23 +1,38 @@
-"""Turns T4 results, the common output format of autotuners, into a `Sweep`, and back.
+"""Sweeps in T4 results, the common output format of autotuners.
 
 The file is a JSON object with ``results``: each has a ``configuration``, ``times``, an ``invalidity``
 ("correct", or why there is no time), ``correctness``, ``measurements`` (name, value, unit), ``objectives``.
 The published schema (odgaard/TuningSchema, T4 1.0.0) names ``compilation_time``; Kernel Tuner writes
-``compilation`` and autotuning_methodology reads that, so both are written. What the format has no word for is
-kept in further measurements, and under ``metadata`` in ``autotune``.
+``compilation`` and autotuning_methodology reads that, so both are written. The measurement ``time`` is taken
+for the mean of the launches, as Kernel Tuner writes it, unless ``time_statistic`` in ``metadata``, our
+addition, says "median". What the format has no field for is kept in further measurements, and under
+``metadata`` in ``autotune``.
 """
 
 from __future__ import annotations
 
 import json
+import reprlib
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from autotune.errors import REJECTION_KINDS, Rejected, RejectionKind, UsageError
-from autotune.sweep.headers import header_of, plain_header
-from autotune.sweep.sweep import About, Point, Sweep, from_ms, make_sweep, seconds_of, time_of
+from autotune.outside import printable
+from autotune.records import typed
+from autotune.sweep.sweep import (
+    About,
+    Point,
+    Statistic,
+    Sweep,
+    from_ms,
+    header_of,
+    make_sweep,
+    seconds_of,
+    statistic_of,
+    time_of,
+)
 
 VERSION: Final = "1.0.0"
 CORRECT: Final = "correct"
@@ -51,7 +66,7 @@ def read_t4(path: Path, content: Mapping[str, Any]) -> Sweep:
     """
     results = content.get("results")
     if not isinstance(results, list):
-        raise UsageError(f"{path}: results is {results!r:.80}: give a list")
+        raise UsageError(f"{path}: results is {reprlib.repr(results)}: give a list")
     metadata = content.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     unit = str(metadata.get("timeunit", ""))
@@ -59,27 +74,53 @@ def read_t4(path: Path, content: Mapping[str, Any]) -> Sweep:
     names = list(first) if isinstance(first, dict) else []
     if results and not names:
         raise UsageError(f"{path}: the first result has no configuration: give one for every result")
-    points = [_point(path, number, result, names, unit) for number, result in enumerate(results, 1)]
     header = header_of(metadata.get("autotune"), path)
-    kernel, device = metadata.get("kernel_name"), metadata.get("device_name")
-    return make_sweep(path, names, points, About(kernel, device, None, header))
+    statistic: Statistic = "median"
+    if any("time" in _measurements(result)[0] for result in results):
+        statistic = statistic_of(metadata.get("time_statistic"), header)
+    points = [
+        _point(path, number, result, names, unit, statistic) for number, result in enumerate(results, 1)
+    ]
+    kernel, device = (metadata.get(name) for name in ("kernel_name", "device_name"))
+    about = About(
+        kernel if isinstance(kernel, str) else None,
+        device if isinstance(device, str) else None,
+        None,
+        header,
+        statistic,
+    )
+    return make_sweep(path, names, points, about)
 
 
 def write_t4(sweep: Sweep) -> str:
     """Write a sweep as T4 results."""
     about = sweep.about
-    metadata: dict[str, Any] = {"timeunit": "milliseconds"}
+    metadata: dict[str, Any] = {"timeunit": "milliseconds", "time_statistic": about.statistic}
     metadata |= {"kernel_name": about.kernel} if about.kernel else {}
     metadata |= {"device_name": about.device} if about.device else {}
-    metadata |= {"autotune": plain_header(about.header)} if about.header is not None else {}
+    metadata |= {"autotune": typed.plain(about.header)} if about.header is not None else {}
     results = ",\n".join(json.dumps(_result(point, sweep.legal.names)) for point in sweep.points)
     head = json.dumps({"schema_version": VERSION, "metadata": metadata})
     return f'{head[:-1]},\n"results": [\n{results}\n]}}\n'
 
 
-def _point(path: Path, number: int, result: Any, names: list[str], unit: str) -> Point:
+def _measurements(result: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the value and the unit of each measurement of a result, by name."""
+    listed = result.get("measurements") if isinstance(result, dict) else None
+    named = [
+        each
+        for each in (listed if isinstance(listed, list) else [])
+        if isinstance(each, dict) and isinstance(each.get("name"), str)
+    ]
+    return (
+        {each["name"]: each.get("value") for each in named},
+        {each["name"]: str(each.get("unit") or "") for each in named},
+    )
+
+
+def _point(path: Path, number: int, result: Any, names: list[str], unit: str, statistic: Statistic) -> Point:
     def fault(name: str, value: Any, remedy: str) -> UsageError:
-        return UsageError(f"{path}: result {number}: {name} is {value!r:.80}: {remedy}")
+        return UsageError(f"{path}: result {number}: {name} is {reprlib.repr(value)}: {remedy}")
 
     def at(name: str) -> Callable[[], str]:
         return lambda: f"{path}: result {number}, {name}"
@@ -91,7 +132,7 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str) ->
         raise fault("configuration", config, "give an object with the value of every parameter")
     for name in names:
         if not isinstance(config.get(name), int | float | str):
-            raise fault(f"configuration.{name}", config.get(name), "give a number or a word")
+            raise fault(f"configuration.{printable(name, 80)}", config.get(name), "give a number or a word")
     if not isinstance(times, dict):
         raise fault("times", times, "give an object")
 
@@ -101,15 +142,9 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str) ->
     invalidity = result.get("invalidity")
     if not isinstance(invalidity, str) or (invalidity != CORRECT and invalidity not in KINDS):
         raise fault("invalidity", invalidity, f"give one of {CORRECT}, {', '.join(KINDS)}")
-    measured: dict[str, Any] = {}
-    units: dict[str, str] = {}
-    measurements = result.get("measurements") or []
-    if not isinstance(measurements, list):
-        raise fault("measurements", measurements, "give a list of objects")
-    for each in measurements:
-        if isinstance(each, dict) and isinstance(each.get("name"), str):
-            measured[each["name"]] = each.get("value")
-            units[each["name"]] = str(each.get("unit") or "")
+    if not isinstance(result.get("measurements") or [], list):
+        raise fault("measurements", result["measurements"], "give a list of objects")
+    measured, units = _measurements(result)
     runtimes = times.get("runtimes")
     runtimes = runtimes if isinstance(runtimes, list) else []
     outcome: float | Rejected
@@ -119,7 +154,8 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str) ->
             raise fault("the unit of time", own_unit, f"give one of {', '.join(filter(None, TO_MS))}")
         time = measured.get("time")
         if time is None and runtimes:
-            time = statistics.median(time_of(each, at("runtimes")) for each in runtimes)
+            middle = statistics.median if statistic == "median" else statistics.fmean
+            time = middle([time_of(each, at("runtimes")) for each in runtimes])
         outcome = time_of(time, at("measurement time"))
         outcome = time_of(outcome * TO_MS[own_unit], at("measurement time in milliseconds"))
     else:

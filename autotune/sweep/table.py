@@ -1,9 +1,9 @@
-"""Turns a CSV file into a `Sweep`, and back: one line a config, a column for each parameter.
+"""Sweeps in a CSV file: a line for each config, a column for each parameter.
 
-``median_ms`` or ``mean_ms`` is the time. ``outcome`` or ``status`` says in one word what became of a config:
-"measured" or "ok", or a kind of rejection; then there need not be a time. ``compile_s`` and ``gpu_s`` are
-seconds. `OTHERS` are known to be no parameters either. Every other column is a parameter, except one that
-follows from a single other one before it (lanes along n from lanes along m).
+``median_ms`` is the time, or ``mean_ms`` where there is no median. ``outcome`` or ``status`` is "measured" or
+"ok", or the kind of a rejection, which needs no time. ``compile_s`` and ``gpu_s`` are seconds. `OTHERS` are
+not parameters either. Every other column is a parameter, unless it follows from a single column before it
+(lanes along n from lanes along m).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import REJECTION_KINDS, Rejected, UsageError
+from autotune.outside import printable
 from autotune.sweep.sweep import (
+    MOST_PARAMETERS,
     OUTCOMES,
     SECONDS,
     TIMES,
@@ -29,9 +31,11 @@ from autotune.sweep.sweep import (
 )
 
 MEASURED = ("measured", "ok")
+MOST_DIGITS = 4300  # of an integer that Python reads
 OTHERS = (
     *("why", "min_ms", "registers", "spill_bytes", "threads", "num_threads", "smem_bytes", "shared_bytes"),
     *("gflops", "error", "size"),
+    "mean_ms",  # beside median_ms
 )
 
 
@@ -55,11 +59,13 @@ def read_table(path: Path, text: str) -> Sweep:
         )
     header, lines = [name.strip() for name in rows[0]], [row for row in rows[1:] if row]
     if len(set(header)) < len(header) or "" in header:
-        raise UsageError(f"{path}: its first line does not name each column once: {', '.join(header)[:200]}")
+        raise UsageError(
+            f"{path}: its first line does not name each column once: {printable(', '.join(header), 200)}"
+        )
     time_column = next((name for name in TIMES if name in header), None)
     if time_column is None:
         raise UsageError(
-            f"{path}: no column {' or '.join(TIMES)} among {', '.join(header)[:200]}: "
+            f"{path}: no column {' or '.join(TIMES)} among {printable(', '.join(header), 200)}: "
             "add the time of a launch in milliseconds"
         )
     outcome_column = next((name for name in OUTCOMES if name in header), None)
@@ -69,12 +75,19 @@ def read_table(path: Path, text: str) -> Sweep:
     columns = {name: [row[i].strip() for row in lines] for i, name in enumerate(header)}
     known = {*TIMES, *OUTCOMES, *SECONDS, *OTHERS}
     values = {name: _values(columns[name]) for name in header if name not in known}
+    if len(values) > MOST_PARAMETERS:
+        raise UsageError(
+            f"{path}: {len(values):,} columns are parameters, at most {MOST_PARAMETERS} can be searched: "
+            "leave out what only describes a config"
+        )
     if not values:
         raise UsageError(f"{path}: no column is a parameter: add one for each, such as BM")
     for name, column in values.items():
         if "" in column:
             line = column.index("") + 2
-            raise UsageError(f"{path}: line {line} has no {name}: give every parameter of every config")
+            raise UsageError(
+                f"{path}: line {line} has no {printable(name, 80)}: give every parameter of every config"
+            )
     names = _independent(values)
     points = []
     for i in range(len(lines)):
@@ -88,18 +101,18 @@ def read_table(path: Path, text: str) -> Sweep:
                 extra={
                     name: _number(cells[name])
                     for name in header
-                    if name in OTHERS and name != "why" and cells[name]
+                    if name in OTHERS and name not in ("why", time_column) and cells[name]
                 },
             )
         )
-    return make_sweep(path, names, points, About())
+    return make_sweep(path, names, points, About(statistic=TIMES[time_column]))
 
 
 def write_table(sweep: Sweep) -> str:
     """Write a sweep as CSV, with the columns that at least one config has a value for.
 
     Raises:
-        UsageError: A parameter has the name of a column that is read as none.
+        UsageError: A parameter has the name of a column that is not read as a parameter.
     """
     taken = next((name for name in sweep.legal.names if name in OTHERS), None)
     if taken is not None:
@@ -109,10 +122,16 @@ def write_table(sweep: Sweep) -> str:
         )
     times: dict[str, list[Any]] = {
         "outcome": [p.outcome.kind if isinstance(p.outcome, Rejected) else "measured" for p in sweep.points],
-        "median_ms": ["" if isinstance(p.outcome, Rejected) else p.outcome for p in sweep.points],
+        f"{sweep.about.statistic}_ms": [
+            "" if isinstance(p.outcome, Rejected) else p.outcome for p in sweep.points
+        ],
         "compile_s": [p.compile_s for p in sweep.points],
         "gpu_s": [p.gpu_s for p in sweep.points],
-        **{name: [p.extra.get(name) for p in sweep.points] for name in OTHERS},
+        **{
+            name: [p.extra.get(name) for p in sweep.points]
+            for name in OTHERS
+            if name != f"{sweep.about.statistic}_ms"
+        },
         "why": [p.outcome.why if isinstance(p.outcome, Rejected) else None for p in sweep.points],
     }
     kept = {name: column for name, column in times.items() if any(v is not None for v in column)}
@@ -131,7 +150,7 @@ def _outcome(
     word = line[outcome_column] if outcome_column else ""
     if word and word not in (*MEASURED, *REJECTION_KINDS):
         raise UsageError(
-            f"{path}: line {number} has the {outcome_column} {word!r}: give {' or '.join(MEASURED)}, "
+            f"{path}: line {number} has the {outcome_column} {word!r:.80}: give {' or '.join(MEASURED)}, "
             f"or one of {', '.join(REJECTION_KINDS)}"
         )
     if word in REJECTION_KINDS:
@@ -144,13 +163,16 @@ def _seconds(path: Path, number: int, line: Mapping[str, str], column: str) -> f
 
 
 def _values(column: Sequence[str]) -> list[Any]:
-    """Read a column as numbers, if all are."""
+    """Return a column as numbers if all its values are numbers, else as text."""
     numbers = [_number(text) for text in column]
     return list(column) if any(isinstance(number, str) for number in numbers) else numbers
 
 
 def _number(text: str) -> Any:
-    """Read an integer, else a finite number; what is neither stays text."""
+    """Return text as an integer or else a finite number; other text unchanged.
+
+    An integer that Python would refuse to read is infinite.
+    """
     try:
         return int(text)
     except ValueError:
@@ -159,11 +181,11 @@ def _number(text: str) -> Any:
         number = float(text)
     except ValueError:
         return text
-    return number if math.isfinite(number) else text
+    return number if math.isfinite(number) or len(text) > MOST_DIGITS else text
 
 
 def _independent(values: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Leave out each column that follows from one before it, value by value and back."""
+    """Return the columns without those whose values map one to one to an earlier column's."""
     kept: list[str] = []
     for name, column in values.items():
         count = len(set(column))
