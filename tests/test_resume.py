@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from collections import Counter
 
@@ -234,3 +235,25 @@ def test_a_line_with_a_config_that_no_space_could_have_is_skipped(bench):
     log.write_text("\n".join([header, *map(json.dumps, odd), ""]))
     record = bench.tune(budget="9")
     assert (record.search.seen, record.search.resumed) == (9, 0)
+
+
+@pytest.mark.parametrize("what", ["the log", "the folder"])
+def test_a_log_that_is_deleted_meanwhile_begins_anew(bench, what):
+    """As by ``cache prune --trials``, or by hand: the search goes on, and so does the next one."""
+    seen = []
+
+    def delete(progress):
+        seen.append(progress.seen)
+        if progress.seen == 5 and seen.count(5) == 1:
+            if what == "the log":
+                bench.logs[0].unlink()
+            else:
+                shutil.rmtree(bench.root)
+
+    record = bench.tune(budget="20", watch=delete)
+    assert record.search.outcomes == {"measured": 20}
+    kept = len(bench.outcomes())
+    assert 20 - 5 - 2 <= kept <= 20  # one may have been written while the fifth was told
+    again = bench.tune(budget="30")
+    assert again.search.resumed == kept
+    assert again.timing.median_ms <= record.timing.median_ms

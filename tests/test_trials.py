@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,12 +251,10 @@ def test_an_end_says_how_it_came(tmp_path: Path) -> None:
 
 def test_another_process_of_the_run_adds_lines(tmp_path: Path) -> None:
     path, run = tmp_path / "x.trials.jsonl", Run()
-    with pytest.raises(RecordError, match="cannot be written"):
-        add_line(path, run, {"number": 0})  # a log begins with its header
     log = TrialLog(path, HEADER, run)
     log.append({"number": 1})
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=add_line, args=(path, run, {"number": 2, "ms": 1.23456789}))
+    process = context.Process(target=add_line, args=(path, HEADER, run, {"number": 2, "ms": 1.23456789}))
     process.start()
     process.join()
     log.append({"number": 3})
@@ -264,6 +263,17 @@ def test_another_process_of_the_run_adds_lines(tmp_path: Path) -> None:
     assert lines[1]["ms"] == 1.23457
     assert {line["run"] for line in lines} == {run.token}
     assert lines[0]["s"] <= lines[1]["s"] <= lines[2]["s"]
+
+
+def test_a_log_that_is_deleted_begins_anew_with_its_header(tmp_path: Path) -> None:
+    path, run = tmp_path / "folder" / "x.trials.jsonl", Run()
+    with TrialLog(path, HEADER, run) as log:
+        for number, write in enumerate((log.append, partial(add_line, path, HEADER, run)) * 2):
+            write({"number": number})
+            assert read_trials(path) == (HEADER, [{"number": number}])
+            path.unlink()
+            path.parent.rmdir()
+    assert read_trials(path) == (HEADER, [])  # it ended
 
 
 def test_a_log_of_schema_1_is_read_and_kept(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ class TrialLog:
 
     The file is opened at the first `append`. One with the same header is continued; one with another header
     is kept as ``<stem>.old.trials.jsonl``, or ``.old2`` and so on. Several processes may append to one log.
+    One that is deleted meanwhile begins anew.
 
     Args:
         path: As `trials_path` gives it.
@@ -148,6 +149,8 @@ class TrialLog:
             RecordError: The trial has no JSON form (a NaN, say), or the file cannot be written.
         """
         line = jsontext.compact({**typed.plain(trial), **self.run.stamp()})
+        if self._file is not None and os.fstat(self._file).st_nlink == 0:  # somebody deleted it
+            self.close()
         self.open()
         assert self._file is not None
         before, self._torn = "\n" if self._torn else "", True
@@ -165,7 +168,7 @@ class TrialLog:
         """
         try:
             if self._file is None:
-                self._file = self._opened()
+                self._file = self.opened()
         except OSError as error:
             raise unwritable(self.path, error) from None
 
@@ -205,8 +208,8 @@ class TrialLog:
             os.close(self._file)
             self._file = None
 
-    def _opened(self) -> int:
-        """Open the file for appending, behind a header equal to this log's."""
+    def opened(self) -> int:
+        """Open the file for appending, behind a header equal to this log's; the caller closes it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -242,15 +245,18 @@ class TrialLog:
         return True
 
 
-def add_line(path: Path, run: Run, line: Line) -> None:
-    """Add a line to a log that another process of the run has begun.
+def add_line(path: Path, header: TrialHeader, run: Run, line: Line) -> None:
+    """Add a line to a log that another process of the run has begun; one that was deleted begins anew.
 
     Raises:
         RecordError: The line has no JSON form, or the file cannot be written.
     """
     text = jsontext.compact({**typed.plain(line), **run.stamp()}) + "\n"
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            file = TrialLog(path, header, run).opened()
         try:
             _append(file, text)
         finally:

@@ -259,7 +259,7 @@ class Pipeline:
             index = self._ready.popleft()
             built, log = self._built[index], self._log(index)
             pending = Trial.of(built.source, built.binary, Rejected("crash", "no outcome yet"))
-            entry = LogEntry(log.path, log.run, pending, gpu)
+            entry = LogEntry(log.path, log.header, log.run, pending, gpu)
             self._judges.submit(gpu, index, built.binary, built.source.launch, best_ms, limit, entry)
 
     def _measured(self, index: int, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import REJECTION_KINDS, Rejected
 from autotune.families.estimate import Estimate
-from autotune.records.trials import Run, add_line
+from autotune.records.trials import Run, TrialHeader, add_line
 from autotune.space.space import Config
 from autotune.values.measurement import L2, MeasuredTrial, Timing, Verdict
 
@@ -165,12 +165,14 @@ class LogEntry:
 
     Attributes:
         log: The log's file.
+        header: Of the log, should it be gone.
         run: Stamps the lines.
         trial: The candidate; its outcome is not known yet.
         gpu: Which of the run's GPUs.
     """
 
     log: Path
+    header: TrialHeader
     run: Run
     trial: Trial
     gpu: int
@@ -183,7 +185,7 @@ class LogEntry:
         """
         name, config, code = self.trial.id, dict(self.trial.config), self.trial.code
         line = {"event": "started", "id": name, "config": config, "code": code, "gpu": self.gpu}
-        add_line(self.log, self.run, line)
+        add_line(self.log, self.header, self.run, line)
 
     def ended(self, outcome: Outcome) -> None:
         """Say what became of it.
@@ -191,7 +193,7 @@ class LogEntry:
         Raises:
             RecordError: The log cannot be written.
         """
-        add_line(self.log, self.run, replace(self.trial, outcome=outcome).line())
+        add_line(self.log, self.header, self.run, replace(self.trial, outcome=outcome).line())
 
 
 def trial_id(source: Source) -> str:
