@@ -1,21 +1,26 @@
-"""Turns names into places: where templates and search spaces are read, where records are kept."""
+"""Where templates, search spaces and records are found, and how a file is written: whole, or not at all."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent
 
 
 def in_checkout() -> bool:
-    """Tell whether this package runs from a checkout (its data folders lie beside it)."""
+    """Return whether this package runs from a checkout (its data folders lie beside it)."""
     return (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "templates").is_dir()
 
 
 def data_dir(name: str) -> Path:
-    """Find ``templates``, ``search_spaces`` or ``cache``: inside an installed package, else in the checkout.
+    """Return the folder ``templates``, ``search_spaces`` or ``cache`` of the package, else of the checkout.
 
     An editable install does not see folders mapped into the wheel, hence the second place.
     """
@@ -24,12 +29,12 @@ def data_dir(name: str) -> Path:
 
 
 def install_command(extra: str) -> str:
-    """Give the command that installs this package with an extra such as "cuda13"."""
+    """Return the command that installs this package with an extra such as "cuda13"."""
     return f"pip install -e '.[{extra}]'" if in_checkout() else f"pip install 'autotune-cuda[{extra}]'"
 
 
 def cache_dir() -> Path:
-    """Find the folder of records: ``AUTOTUNE_CACHE_DIR``, the checkout's ``cache/``, or the user's own."""
+    """Return the folder of records: ``AUTOTUNE_CACHE_DIR``, the checkout's ``cache/``, or the user's own."""
     chosen = os.environ.get("AUTOTUNE_CACHE_DIR")
     if chosen:
         return Path(os.path.expanduser(chosen))
@@ -38,3 +43,47 @@ def cache_dir() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("autotune")
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of another when the block ends, and vanishes if the block fails.
+
+    Readers see the old content or the new, never a part. A link stays one: what it leads to is replaced. What
+    is no regular file, such as ``/dev/stdout``, is written as it is.
+
+    Args:
+        path: The file to create or replace.
+        durable: Wait until the content is on the disk.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        mode: int | None = path.stat().st_mode
+    except OSError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        with path.open("wb") as file:
+            yield file
+        return
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> None:
+    """Write a whole file, text as UTF-8, in place of one that is there: see `replacing`."""
+    with replacing(path, durable=durable) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

@@ -56,7 +56,7 @@ def made(
         "vs_cublas": None,
         "cublas": None,
         "verification": records.Verification(1e-7, 1e-6, "made up"),
-        "search": records.Search("tpe", "1s", 1.0, True, 1, 1, {"measured": 1}, 0),
+        "search": records.Searched("tpe", "1s", 1.0, True, 1, 1, {"measured": 1}, 0),
         "finalists": tuple(finalists),
         "created": "2026-11-29T12:00:00Z",
     }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune import records
 from autotune.code.render import render
+from autotune.kernel import best
+from autotune.kernel.choices import Choices
 from autotune.records import Store
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -28,6 +32,20 @@ def test_a_committed_record_serves(path):
     source = render(space, space.config(record.config), record.problem, device)
     assert records.serves(record, device, record.problem, source) is None
     assert Store(CACHE).path(device, record.family, record.problem) == path
+
+
+def test_every_committed_record_serves_without_a_warning(monkeypatch):
+    """As on its GPU, with that driver and NVRTC: that templates or spaces were tidied does not count."""
+    warnings.simplefilter("error")  # pytest restores the filters
+    for path in FILES:
+        record = records.read(path)
+        monkeypatch.setattr(best, "driver_version", lambda record=record: record.toolchain.driver)
+        device, spaces = named_device(record.device.name), [Space.load(record.family)]
+        choice = next(Choices(record.problem, device, Store(CACHE), spaces=spaces).exact())
+        assert choice.record == record
+        binary = SimpleNamespace(nvrtc=record.toolchain.nvrtc)
+        assert list(best._differences(choice, binary, SimpleNamespace(ordinal=0))) == []
+    assert len(FILES) >= 37
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

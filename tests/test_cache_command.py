@@ -242,11 +242,11 @@ def test_import_keeps_the_better_record(run, root, tmp_path):
     Store(root).write(fast)
     assert "kept ours" in done(run("import", archive))
     assert Store(root).find(H200, "sgemm", ONE) == fast
-    stale = made(ONE, ms=0.5, template_digest="0" * 64)
+    stale = made(ONE, ms=0.5, code_digest="0" * 64)
     Store(root).write(stale)
     done(run("export", archive))
     Store(root).write(slow)
-    assert "kept ours" in done(run("import", archive))  # its templates are not those of today
+    assert "kept ours" in done(run("import", archive))  # it renders to other code today
 
 
 def test_import_of_a_broken_archive(run, root, tmp_path):

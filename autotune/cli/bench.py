@@ -11,6 +11,7 @@ import click
 from autotune.cli.options import cache_option, file_option, json_option
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import Rejected, TuningError, UsageError
+from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def command(
         tell=lambda row: click.echo(told(row), err=True),
     )
     if markdown is not None:
-        markdown.write_text(table(report), "utf-8")
+        write_file(markdown, table(report))
     if as_json:
         click.echo(json.dumps(report.plain(), indent=2))
     else:

@@ -12,7 +12,7 @@ import click
 
 from autotune.cli.options import cache_option, json_option, problem_options
 from autotune.cli.show import command as show
-from autotune.errors import AutotuneError, ConfigError, DeviceError, RecordError, RecordMissing, SpaceError
+from autotune.errors import ConfigError, DeviceError, RecordError, RecordMissing, SpaceError
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -352,8 +352,8 @@ def import_command(file: Path, store: Store, as_json: bool) -> None:
 
 def _taken_in(record: Record, store: Store) -> str:
     """Store an imported record if it is better than what is there; say what became of it."""
-    from autotune.code.render import template_digest
     from autotune.space.space import Space
+    from autotune.tuning.audit import staleness
 
     if record.evidence == "estimated":
         if store.find(record.device, record.family, record.problem, estimated=True) is not None:
@@ -361,18 +361,19 @@ def _taken_in(record: Record, store: Store) -> str:
         store.write(record)
         return "taken"
     try:
-        space = Space.load(record.family)
-        today: str | None = template_digest(space)
-    except AutotuneError:  # a family of the user's own
-        today = None
+        Space.load(record.family).config(record.config)
+    except ConfigError as error:
+        click.echo(f"autotune: {record.family}, {record.problem}: {error}", err=True)
+        return "refused"
+    except SpaceError:  # a family of the user's own
+        stale = None
     else:
-        try:
-            space.config(record.config)
-        except ConfigError as error:
-            click.echo(f"autotune: {record.family}, {record.problem}: {error}", err=True)
-            return "refused"
+
+        def stale(each: Record) -> bool:
+            return staleness(each, store.depot) is not None
+
     before = store.find(record.device, record.family, record.problem)
-    stored = store.offer(record, template_digest=today)
+    stored = store.offer(record, stale=stale)
     return "same" if before == record else "taken" if stored == record else "kept ours"
 
 

@@ -20,6 +20,7 @@ from autotune.cli.options import (
     target_options,
 )
 from autotune.errors import RecordMissing, UsageError
+from autotune.paths import write_file
 
 if TYPE_CHECKING:
     from autotune.records import Store
@@ -61,7 +62,7 @@ def command(
     spaces = spaces_of(space_name, problem, device)
     accounts = [_account(name, spaces, problem, device, store) for name in what or ("record",)]
     if svg is not None:
-        svg.write_text(_drawing(accounts))
+        write_file(svg, _drawing(accounts))
     if as_json:
         found = [account.plain() for account in accounts]
         click.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2))

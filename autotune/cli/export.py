@@ -10,6 +10,7 @@ import click
 from autotune.cli.options import cache_option, device_of, target_options
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import UsageError
+from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def command(
         files[name] = header_file(exports, name).encode()
     out.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (out / name).write_bytes(content)
+        write_file(out / name, content)
         click.echo(str(out / name))
     if note:
         click.echo(note, err=True)

@@ -18,6 +18,7 @@ from autotune.cli.options import (
     svg_option,
     target_options,
 )
+from autotune.paths import write_file
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def command(
     else:
         ladder = describe(problem, device, root=store.root, tell=tell)
     if svg is not None:
-        svg.write_text(_drawing(ladder))
+        write_file(svg, _drawing(ladder))
     if as_json:
         click.echo(json.dumps(ladder.plain(), indent=2))
     else:

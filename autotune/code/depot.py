@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.paths import write_file
 
 LIMIT_VARIABLE = "AUTOTUNE_COMPILED_MIB"
 DEFAULT_MIB = 512
@@ -67,16 +67,9 @@ class Depot:
         """Keep content under a key, in place of what was there; tell whether that was possible."""
         if not self.limit_bytes:
             return False
-        path = self.path(key)
-        temporary = path.with_name(f".{key}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(_digest(key, content) + content)
-                os.replace(temporary, path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            write_file(self.path(key), _digest(key, content) + content, durable=False)
         except OSError:
             return False
         self._drop_oldest()

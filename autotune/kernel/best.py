@@ -248,8 +248,6 @@ def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[s
         choice.record,
         nvrtc=binary.nvrtc,
         driver=driver_version(),
-        template_digest=choice.source.template_digest,
-        space_digest=choice.source.space_digest,
     )
     for change in changed:  # the same words for every record, so that they are said once
         yield f"records were measured under other circumstances: {change}; 'autotune cache verify' times anew"

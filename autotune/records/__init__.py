@@ -18,7 +18,7 @@ from autotune.records.schema import (
     Record,
     RecordedDevice,
     Resources,
-    Search,
+    Searched,
     Toolchain,
     Verification,
 )
@@ -35,7 +35,7 @@ __all__ = [
     "Record",
     "RecordedDevice",
     "Resources",
-    "Search",
+    "Searched",
     "Store",
     "Timing",
     "Toolchain",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
-import secrets
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from autotune.errors import RecordError, UsageError
+from autotune.paths import replacing
 from autotune.records import jsontext, typed
 from autotune.records.files import from_json, path_within, to_json
 from autotune.records.schema import Record
@@ -42,21 +41,13 @@ def write_archive(found: Iterable[Record], path: Path) -> int:
         (path_within(each.device, each.family, each.problem, estimated=_estimated(each)), each)
         for each in found
     )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        try:
-            with temporary.open("xb") as file:
-                if kind == ".jsonl":
-                    for _, record in entries:
-                        file.write(jsontext.compact(typed.plain(record)).encode() + b"\n")
-                else:
-                    _write_tar(
-                        file, [(name.as_posix(), to_json(record).encode()) for name, record in entries]
-                    )
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            if kind == ".jsonl":
+                for _, record in entries:
+                    file.write(jsontext.compact(typed.plain(record)).encode() + b"\n")
+            else:
+                _write_tar(file, [(name.as_posix(), to_json(record).encode()) for name, record in entries])
     except OSError as error:
         raise RecordError(f"{path} cannot be written ({error.strerror})") from None
     return len(entries)

@@ -14,7 +14,7 @@ from autotune.records.schema import (
     Record,
     RecordedDevice,
     Resources,
-    Search,
+    Searched,
     Toolchain,
     Verification,
 )
@@ -29,7 +29,7 @@ def measured(
     finals: Finals,
     facts: GpuFacts,
     passed: Iterable[tuple[Source, MeasuredTrial]],
-    search: Search,
+    search: Searched,
 ) -> Record:
     """Make the record of a kernel that passed its finals.
 
@@ -67,7 +67,7 @@ def measured(
     )
 
 
-def estimated(source: Source, binary: Binary, device: Device, verdict: Verdict, search: Search) -> Record:
+def estimated(source: Source, binary: Binary, device: Device, verdict: Verdict, search: Searched) -> Record:
     """Make the record of a kernel that was chosen and proved without a GPU; it holds no time."""
     return Record(
         **_kernel(source, binary, device, None, verdict),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -163,16 +162,12 @@ def serves(record: Record, device: Device, problem: Problem, source: Source) -> 
     return None
 
 
-def differences(
-    record: Record,
-    *,
-    nvrtc: str | None,
-    driver: str | None,
-    template_digest: str,
-    space_digest: str,
-) -> list[str]:
-    """List what changed since a record was made without making it stale; None is unknown and not compared."""
-    found = [
+def differences(record: Record, *, nvrtc: str | None, driver: str | None) -> list[str]:
+    """List what changed since a record was made without making it stale; None is unknown and not compared.
+
+    Templates and spaces are not compared: a record serves only where its config renders to the same code.
+    """
+    return [
         f"{name} {then} then, {now_} now"
         for name, then, now_ in (
             ("NVRTC", record.toolchain.nvrtc, nvrtc),
@@ -180,11 +175,6 @@ def differences(
         )
         if then is not None and now_ is not None and then != now_
     ]
-    if record.template_digest != template_digest:
-        found.append("the templates changed (this config renders to the same code)")
-    if record.space_digest != space_digest:
-        found.append("the search space changed")
-    return found
 
 
 def unwritable(path: Path, error: OSError) -> RecordError:
@@ -192,17 +182,3 @@ def unwritable(path: Path, error: OSError) -> RecordError:
     return RecordError(
         f"{path} cannot be written ({error.strerror}): set AUTOTUNE_CACHE_DIR to a folder that can"
     )
-
-
-def write_beside(path: Path, text: str) -> Path:
-    """Write text to a new hidden file in the folder of ``path``, on disk when this returns."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary

@@ -102,7 +102,7 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Search:
+class Searched:
     """What the search did.
 
     Stages that follow each other: "start" (from the command's start to the first proposal: imports,
@@ -193,7 +193,7 @@ class Record:
     vs_cublas: Annotated[float, Limit(above=0, decimals=4)] | None
     cublas: Cublas | None
     verification: Verification
-    search: Search
+    search: Searched
     finalists: tuple[Finalist, ...]
     created: Annotated[str, Limit(pattern="[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")]
 

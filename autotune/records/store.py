@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.code.depot import Depot
 from autotune.errors import RecordError
-from autotune.paths import cache_dir, data_dir
+from autotune.paths import cache_dir, data_dir, write_file
 from autotune.records import typed
 from autotune.records.files import (
     Filed,
@@ -26,7 +26,6 @@ from autotune.records.files import (
     read,
     to_json,
     unwritable,
-    write_beside,
 )
 from autotune.records.schema import Record, RecordedDevice
 from autotune.values.device import Device
@@ -197,25 +196,30 @@ class Store:
         path, text = self._path_of(record), to_json(record)
         try:
             with _locked(path.parent):
-                _replace(path, text)
+                write_file(path, text)
         except OSError as error:
             raise unwritable(path, error) from None
         return path
 
     def offer(
-        self, record: Record, *, over: Record | None = None, template_digest: str | None = None
+        self,
+        record: Record,
+        *,
+        over: Record | None = None,
+        stale: Callable[[Record], bool] | None = None,
     ) -> Record:
         """Store a record unless a better one has been stored meanwhile; several processes may offer at once.
 
         Times of two sessions are compared only where there is no better way: ``over`` is what the caller
         found stored and measured again beside its own candidates, so the new record replaces it whatever it
         says. Another one, which the caller did not see, stays if it is measured on an equal device with the
-        same state of L2, by templates no older than those of the new record, and is not slower.
+        same state of L2, is not stale unless the new one is too, and is not slower.
 
         Args:
             record: To be stored.
             over: The record that was stored when the caller began, None for none.
-            template_digest: Of the family's templates today; those of ``record`` when not given.
+            stale: Whether the config of a record no longer renders to its code; when not given, a record of
+                other templates than ``record`` is stale.
 
         Returns:
             What is stored now: ``record`` as it reads back, or the one that stayed.
@@ -224,13 +228,13 @@ class Store:
             RecordError: As for `write`, or a later version of this package wrote the stored record.
         """
         path, text = self._path_of(record), to_json(record)
-        today = template_digest or record.template_digest
         try:
             with _locked(path.parent):
                 rival = _rival(path) or self.find(record.device, record.family, record.problem)
-                if rival is not None and rival != over and _stays(rival, record, today):
+                stale = stale or _of_other_templates(record)
+                if rival is not None and rival != over and _stays(rival, record, stale):
                     return rival
-                _replace(path, text)
+                write_file(path, text)
         except OSError as error:
             raise unwritable(path, error) from None
         return from_json(text, path)
@@ -260,7 +264,9 @@ class Store:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            write_beside(self.root / "writable", "yes").unlink()
+            probe = self.root / f".writable-{os.getpid()}.tmp"
+            write_file(probe, "")
+            probe.unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(self.root, error) from None
 
@@ -305,15 +311,6 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, text: str) -> None:
-    temporary = write_beside(path, text)
-    try:
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink()
-        raise
-
-
 def _rival(path: Path) -> Record | None:
     """Read what is stored, in a locked folder; a broken file is kept as ``<name>.bad``."""
     content = content_of(path)
@@ -328,13 +325,18 @@ def _rival(path: Path) -> Record | None:
         return None
 
 
-def _stays(stored: Record, new: Record, template_digest: str) -> bool:
+def _of_other_templates(record: Record) -> Callable[[Record], bool]:
+    return lambda each: each.template_digest != record.template_digest
+
+
+def _stays(stored: Record, new: Record, stale: Callable[[Record], bool]) -> bool:
     if stored.timing is None or new.timing is None or stored.timing.l2 != new.timing.l2:
         return False
     if (stored.family, stored.problem, stored.device) != (new.family, new.problem, new.device):
         return False
-    current, offered = (record.template_digest == template_digest for record in (stored, new))
-    return current > offered or (current == offered and stored.timing.median_ms <= new.timing.median_ms)
+    if stale(stored) != stale(new):
+        return stale(new)
+    return stored.timing.median_ms <= new.timing.median_ms
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.errors import UsageError
 from autotune.outside import MIB, read_text
+from autotune.paths import write_file
 from autotune.sweep.kernel_tuner import parse_cache, read_cache, write_cache
 from autotune.sweep.log import read_log_sweep, write_log
 from autotune.sweep.sweep import Sweep
@@ -79,7 +80,7 @@ def write_sweep(sweep: Sweep, path: Path, form: str) -> None:
     except RecursionError:
         raise UsageError(f"{path} cannot be written: lists of {sweep.name} nest too deeply") from None
     try:
-        path.write_bytes(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
+        write_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -53,7 +53,7 @@ class Standing:
         assert isinstance(outcome, MeasuredTrial)
         return outcome
 
-    def record(self, number: int, search: records.Search) -> records.Record:
+    def record(self, number: int, search: records.Searched) -> records.Record:
         """Make the record of one that passed, with the others of its family."""
         family, built = self.candidates.family(number), self.built[number]
         own = [each for each in self.order if self.candidates.family(each) is family and each != number]
@@ -162,7 +162,7 @@ def store(
     standing: Standing,
     stored: Mapping[int, records.Record],
     pipeline: Pipeline,
-    search: records.Search,
+    search: records.Searched,
     kept: Store,
 ) -> records.Record:
     """Store the winner, and bring the stored winners that it met up to date."""

@@ -37,7 +37,7 @@ class Progress:
         stale: Candidates since the best improved by more than half a percent.
         notes: What the user should know, one line each.
         began: When the command began (`time.monotonic`).
-        stages: Seconds of each stage so far, as `records.Search.stages` defines them.
+        stages: Seconds of each stage so far, as `records.Searched.stages` defines them.
     """
 
     problem: Problem
@@ -90,9 +90,9 @@ class Progress:
         """Say the outcomes in words: "120 measured, 2 compile"."""
         return ", ".join(f"{number} {kind}" for kind, number in self.outcomes.items() if number)
 
-    def searched(self, strategy: str, seed: int) -> records.Search:
+    def searched(self, strategy: str, seed: int) -> records.Searched:
         """Say for the record what the search did."""
-        return records.Search(
+        return records.Searched(
             strategy=strategy,
             budget=self.budget.evaluations or str(self.budget),
             seconds=self.seconds,
