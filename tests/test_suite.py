@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +58,23 @@ def test_scalars_are_those_that_a_kernel_gets(tmp_path):
         (ONE.replace("8", '"8"'), "m = '8' must be an integer"),
         (ONE.replace("8", "true"), "m = True must be an integer"),
         (ONE.replace("8", "0"), "m = 0 is out of range"),
-        (ONE.replace('"S"', '" "'), "id must be printable"),
+        (ONE.replace('"S"', '" "'), "id must not be empty"),
+        (ONE + 'group = ""', "group must not be empty"),
+        (ONE.replace('"S"', r'"\u001b[31m"'), r"shape 1 (\x1b[31m): id must be printable"),
+        (ONE.replace('"S"', '"' + 300 * "x" + '"'), "id must be printable, on one line, of at most 200"),
+        (ONE + r'group = "\u009b2J"', "group must be printable"),
+        (ONE + r'why = "\u202e"', "why must be printable"),
+        (ONE + r'"\u001b[2J" = 1', r"shape 1 (S): \x1b[2J is unknown"),
+        (r'"\u001b[2J" = 1', r"\x1b[2J is unknown"),
+        (ONE + "k" * 5000 + " = 1", "is unknown: give id, m, n, k"),
+        (ONE.replace("8", "9" * 4000), "m has 13288 bits: give an integer of at most 64"),
+        (ONE.replace("8", "9" * 5000), "is not TOML: it holds an integer of more than 64 bits"),
+        (ONE.replace("8", "0x" + "f" * 5000), "m has 20000 bits"),
+        (ONE + "alpha = " + "9" * 4000, "alpha has 13288 bits"),
+        (ONE + "beta = 1e-50", "beta = 1e-50 must be a finite float32 number, and not round to 0"),
+        (ONE + "alpha = " + "[" * 100_000, "nest too deeply"),
+        (ONE + "alpha = " + "[" * 300 + "]" * 300, "alpha = [[[[[[[...]]]]]]] must be a number"),
+        (ONE + "a." * 50_000 + "a = 1", "a key of more than 16 parts (at line 6)"),
         (ONE + 'layout = "xx"', "layout 'xx' is unknown"),
         (ONE + 'beta = "1"', "beta = '1' must be a number"),
         (ONE + "beta = nan", "beta = nan must be a finite"),
@@ -70,7 +88,8 @@ def test_a_wrong_suite_is_one_clear_line(tmp_path, text, said):
         read(tmp_path, text)
     assert said in str(error.value)
     assert "mine.toml" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):
@@ -79,6 +98,19 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="not UTF-8"):
         read_suite(tmp_path / "bytes.toml")
+    os.mkfifo(tmp_path / "fifo.toml")
+    for path in (tmp_path / "fifo.toml", Path("/dev/zero")):
+        with pytest.raises(UsageError, match="cannot be read: it is a pipe, socket or device"):
+            read_suite(path)
+    (tmp_path / "huge.toml").touch()
+    os.truncate(tmp_path / "huge.toml", 3 << 30)
+    with pytest.raises(UsageError, match="longer than 1 MiB"):
+        read_suite(tmp_path / "huge.toml")
+
+
+def test_a_suite_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbf" + ONE.encode())
+    assert [shape.id for shape in read_suite(tmp_path / "bom.toml")] == ["S"]
 
 
 def test_shapes_are_chosen_by_id_and_by_group():

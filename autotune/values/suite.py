@@ -1,16 +1,17 @@
-"""Turns a suite file into `Shape`s: problems with their scalars, in groups."""
+"""Suites: problems with their scalars and groups, read from a TOML file."""
 
 from __future__ import annotations
 
 import math
+import reprlib
 import struct
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import ProblemError, UsageError
+from autotune.outside import printable, read_toml
 from autotune.values.problem import Problem
 
 BUILT_IN = Path(__file__).with_name("suite.toml")
@@ -26,6 +27,8 @@ _KEYS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "why": (str, "text"),
 }
 _NEEDED = ("id", "m", "n", "k")
+_LARGEST = (1 << 63) - 1  # integer of TOML
+_MOST_CHARACTERS = 200  # of a text
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ class Shape:
 
     Attributes:
         id: Its name within the suite.
-        problem: What is computed; its beta class is 1 where `beta` is not 0.
+        problem: The problem; its beta is 1 where `beta` is not 0.
         alpha: Scalar of the product, a float32 value.
         beta: Scalar of C, a float32 value.
-        group: Shapes of one group share a geometric mean.
-        why: What the shape is hard for.
+        group: Name of the shapes whose speeds are averaged together.
+        why: Why the shape is in the suite.
     """
 
     id: str
@@ -50,7 +53,7 @@ class Shape:
 
     @classmethod
     def of(cls, problem: Problem) -> Shape:
-        """Make a shape of a problem alone: alpha 1, and beta 0 or 1 as its class says."""
+        """Return the shape of a problem alone: alpha 1, and beta 0 or 1 as the problem says."""
         return cls(str(problem), problem, beta=float(problem.beta))
 
 
@@ -62,16 +65,16 @@ def read_suite(path: Path | None = None) -> tuple[Shape, ...]:
     """
     path = path or BUILT_IN
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = read_toml(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
     entries = table.pop("shape", [])
     if table:
-        raise UsageError(f"{path}: {', '.join(table)} is unknown: a suite holds [[shape]] tables only")
+        raise UsageError(
+            f"{path}: {printable(', '.join(table), 80)} is unknown: a suite holds [[shape]] tables only"
+        )
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{path} has no shape: write one [[shape]] table for each, with id, m, n and k")
     shapes = tuple(_shape(entry, f"{path}: shape {number}", path) for number, entry in enumerate(entries, 1))
@@ -84,7 +87,7 @@ def read_suite(path: Path | None = None) -> tuple[Shape, ...]:
 
 
 def chosen(shapes: tuple[Shape, ...], names: tuple[str, ...]) -> tuple[Shape, ...]:
-    """Keep the shapes whose id or group is among the names; all when there are none.
+    """Return the shapes whose id or group is among the names; all when no name is given.
 
     Raises:
         UsageError: A name is neither an id nor a group.
@@ -101,18 +104,25 @@ def _shape(entry: Any, where: str, path: Path) -> Shape:
     if not isinstance(entry, dict):
         raise UsageError(f"{path}: shape is not a list of tables: write [[shape]], with two brackets")
     if isinstance(entry.get("id"), str):
-        where += f" ({entry['id']})"
+        where += f" ({printable(entry['id'], 40)})"
     for key, value in entry.items():
         if key not in _KEYS:
-            raise UsageError(f"{where}: {key} is unknown: give {', '.join(_KEYS)}")
+            raise UsageError(f"{where}: {printable(key, 40)} is unknown: give {', '.join(_KEYS)}")
         kind, noun = _KEYS[key]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise UsageError(f"{where}: {key} = {value!r} must be {noun}")
+            raise UsageError(f"{where}: {key} = {reprlib.repr(value)} must be {noun}")
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise UsageError(f"{where}: {key} has {value.bit_length()} bits: give an integer of at most 64")
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= _MOST_CHARACTERS):
+            raise UsageError(
+                f"{where}: {key} must be printable, on one line, of at most {_MOST_CHARACTERS} characters"
+            )
     missing = [key for key in _NEEDED if key not in entry]
     if missing:
         raise UsageError(f"{where}: {', '.join(missing)} is missing: a shape needs {', '.join(_NEEDED)}")
-    if not entry["id"].strip() or not entry["id"].isprintable():
-        raise UsageError(f"{where}: id must be printable and not empty")
+    for name in ("id", "group"):
+        if not entry.get(name, "all").strip():
+            raise UsageError(f"{where}: {name} must not be empty")
     alpha, beta = (_scalar(entry, name, default, where) for name, default in (("alpha", 1.0), ("beta", 0.0)))
     if alpha == 0.0:
         raise UsageError(f"{where}: alpha = 0 multiplies nothing: give another number")
@@ -125,11 +135,12 @@ def _shape(entry: Any, where: str, path: Path) -> Shape:
 
 
 def _scalar(entry: Mapping[str, Any], name: str, default: float, where: str) -> float:
-    """Round to float32, as which a kernel takes it."""
+    """Return a scalar rounded to float32, as a kernel gets it."""
+    given = entry.get(name, default)
     try:
-        value: float = struct.unpack("f", struct.pack("f", entry.get(name, default)))[0]
+        value: float = struct.unpack("f", struct.pack("f", given))[0]
     except OverflowError:
         value = math.inf
-    if not math.isfinite(value):
-        raise UsageError(f"{where}: {name} = {entry[name]} must be a finite float32 number")
+    if not math.isfinite(value) or (value == 0.0 and given != 0):
+        raise UsageError(f"{where}: {name} = {given} must be a finite float32 number, and not round to 0")
     return value
