@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import jinja2
@@ -18,7 +17,7 @@ from preset_problems import PROBLEMS
 from autotune.code.compiler import Binary, CompilePool
 from autotune.code.render import Source, render, template_digest
 from autotune.errors import ConfigError, SpaceError
-from autotune.space.file import FACTS, LIMITS, TEMPLATE_NAMES
+from autotune.space.file import FACTS, LIMITS, TEMPLATE_NAMES, read_space_file
 from autotune.space.space import Space
 from autotune.values.device import named_device
 from autotune.values.problem import LAYOUTS, Problem
@@ -238,8 +237,7 @@ def template_facts(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_template_asks_only_for_what_its_space_offers(family):
     asked, _ = template_facts(family)
-    content = tomllib.loads((ROOT / "search_spaces" / f"{family}.toml").read_text())
-    assert asked <= {*content["parameters"], *content.get("derived", {}), *FACTS, *LIMITS, *TEMPLATE_NAMES}
+    assert asked <= {*Space.load(family).names, *FACTS, *LIMITS, *TEMPLATE_NAMES}
     assert {"family", "config_id", "template_digest", "layout"} <= asked
 
 
@@ -260,24 +258,23 @@ def test_every_part_is_included():
 def test_every_parameter_and_derived_quantity_is_used(family):
     """By the template, the launch, or a rule; a parameter by one of the first two."""
     asked, _ = template_facts(family)
-    content = tomllib.loads((ROOT / "search_spaces" / f"{family}.toml").read_text())
-    derived = {name: entry["expr"] for name, entry in content.get("derived", {}).items()}
+    space = read_space_file(family)
 
     def reached(names):
         found = set()
         while names:
             name = names.pop()
             found.add(name)
-            names |= set(re.findall(r"\w+", derived.get(name, ""))) - found
+            if name in space.derived:
+                names |= space.derived[name].names - found
         return found
 
-    launch = set(re.findall(r"\w+", " ".join(content["launch"].values())))
-    rules = " ".join(
-        rule["expr"] for section in ("constraints", "search") for rule in content.get(section, {}).values()
-    )
-    assert set(content["parameters"]) <= reached(asked | launch)
+    parts = (*space.launch, space.block_y, space.workspace_bytes)
+    launch = set().union(*(part.names for part in parts if part is not None))
+    rules = set().union(*(rule.expression.names for rule in space.rules))
+    assert set(space.parameters) <= reached(asked | launch)
     explained = {"BM", "BN", "TM", "TN"}  # by `autotune explain`
-    assert set(derived) <= reached(asked | launch | set(re.findall(r"\w+", rules))) | explained
+    assert set(space.derived) <= reached(asked | launch | rules) | explained
 
 
 @pytest.fixture

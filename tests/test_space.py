@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -696,3 +697,82 @@ def test_a_space_is_accepted_as_what_it_plainly_is(write):
         with pytest.raises(SpaceError, match="give") as raised:
             Space.of(wrong)
         assert len(str(raised.value)) < 300
+
+
+# -- parts ---------------------------------------------------------------------------------------------------
+
+USING = SMALL.replace("summary =", 'uses = ["common", "tiles"]\nsummary =')
+COMMON = """
+[derived]
+num_threads = { expr = "32 * stages" }
+twice = { expr = "2 * BM" }
+
+[constraints]
+few = { expr = "twice <= 64", reason = "of the part" }
+"""
+
+
+def test_a_file_uses_statements_of_parts_beside_it_and_built_in(write, tmp_path):
+    (tmp_path / "parts").mkdir()
+    write(COMMON, "parts/common.toml")
+    space, plain = Space.load(write(USING)), Space.load(write(SMALL, "plain.toml"))
+    assert space.names - plain.names == {"num_threads", "twice", "tiles_m", "tiles_n"}
+    rules = {rule.name: rule.reason for rule in space.rules}
+    assert {"few", "threads", "row_index"} <= rules.keys()
+    problem = Problem(96, 16, 16)
+    assert {config["BM"] for config in map(space.enumerate(problem, H200).config, range(3))} <= {8, 16, 32}
+    before = space.content_digest, space.digest
+    write(COMMON.replace("of the part", "of a part"), "parts/common.toml")
+    space = Space.load(tmp_path / "small.toml")
+    assert (space.content_digest != before[0], space.digest == before[1]) == (True, True)
+    write(COMMON.replace("64", "32"), "parts/common.toml")
+    assert Space.load(tmp_path / "small.toml").digest != before[1]
+
+
+def test_a_file_restates_or_drops_what_a_part_says(write, tmp_path):
+    (tmp_path / "parts").mkdir()
+    write(COMMON, "parts/common.toml")
+    text = USING.replace("[derived]", '[derived]\ntwice = { expr = "3 * BM" }').replace(
+        "[constraints]",
+        "[constraints]\nfew = false\nthreads = { expr = 'num_threads <= 64', reason = 'mine' }",
+    )
+    space = Space.load(write(text))
+    assert "few" not in {rule.name for rule in space.rules}
+    assert next(rule for rule in space.rules if rule.name == "threads").reason == "mine"
+    config = space.config(space.presets["first"])
+    assert space.values(config, Problem(8, 8, 8), H200)["twice"] == 24
+
+
+@pytest.mark.parametrize(
+    ("part", "using", "says"),
+    [
+        (
+            COMMON,
+            'uses = ["none"]',
+            r"uses 'none', but there is no .*parts/none\.toml or .*parts/none\.toml$",
+        ),
+        (COMMON, 'uses = ["../x"]', r"uses: '\.\./x' is not a name"),
+        (COMMON, 'uses = "common"', "uses must be a list of names of parts"),
+        ("[presets]\n", 'uses = ["common"]', r"common\.toml: 'presets' has no place in a part"),
+        ("derived = 3\n", 'uses = ["common"]', r"common\.toml: 'derived' has no place in a part"),
+        ("[derived\n", 'uses = ["common"]', r"common\.toml: is not TOML"),
+        (COMMON, 'uses = ["common"]\nconstraints.none = false', "constraints.none does not exist"),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_said(write, tmp_path, part, using, says):
+    (tmp_path / "parts").mkdir()
+    write(part, "parts/common.toml")
+    text = SMALL
+    if "constraints.none" in using:
+        using, text = using.splitlines()[0], SMALL.replace("[constraints]", "[constraints]\nnone = false")
+    with pytest.raises(SpaceError, match=says) as raised:
+        Space.load(write(f"{using}\n{text}"))
+    assert "\n" not in str(raised.value)
+
+
+def test_the_built_in_files_are_read_and_not_scrolled():
+    files = sorted(data_dir("search_spaces").rglob("*.toml"))
+    lines = [(file.name, line) for file in files for line in file.read_text().splitlines()]
+    assert [place for place, line in lines if len(line) > 150] == []
+    used = {name for file in files for name in tomllib.loads(file.read_text()).get("uses", ())}
+    assert used == {file.stem for file in files if file.parent.name == "parts"}

@@ -34,8 +34,12 @@ def test_every_preset_is_measured_and_says_how_fast_it_was() -> None:
     assert list(MEASURED) == list(SKINNY.presets)
     for name, (problem, us) in MEASURED.items():
         p = problem
-        line = next(line for line in SKINNY.path.read_text().splitlines() if f"[presets.{name}]" in line)
-        assert f"{p.m} x {p.n} x {p.k} {p.layout}: {us:g} us" in line
+        lines = SKINNY.path.read_text().splitlines()
+        place = next(
+            i for i, line in enumerate(lines) if line.startswith((f"[presets.{name}]", f"{name} = "))
+        )
+        said = lines[place] + lines[place - 1]
+        assert f"{p.m} x {p.n} x {p.k} {p.layout}: {us:g} us" in said
 
 
 @pytest.mark.parametrize("name", MEASURED)

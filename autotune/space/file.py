@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -47,8 +48,9 @@ _ADAPTS = (  # how a tile meets a problem's edges and alignment, and a GPU's age
     *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
     *("unroll_stages", "fragment_pipeline", "min_blocks"),
 )
-_HEAD = ("family", "summary", "model", "adapts", "serves")
+_HEAD = ("family", "summary", "model", "adapts", "uses", "serves")
 _SECTIONS = (*_HEAD, "extends", *_KEYS, "launch", "presets", "ladder")
+_SHARED = ("derived", "constraints", "search", "launch")  # what files may have in common
 _CHANGEABLE = ("parameters", "constraints", "search", "presets")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
@@ -89,7 +91,7 @@ class SpaceFile:
         ladder: The same for steps of the ladder, from which no search starts.
         digest: SHA-256 of what decides the points and where a search starts: presets in full, no comments,
             meanings or reasons, and not the ladder.
-        content_digest: SHA-256 of the file's text, over that of any file it extends.
+        content_digest: SHA-256 of the file's text, over those of its parts and of any file it extends.
     """
 
     path: Path
@@ -126,7 +128,7 @@ class Heading:
         serves: The arithmetic.
         serves_when: The condition.
         codes: Of the words that problems have.
-        content_digest: Of the text.
+        uses: Names of the parts.
     """
 
     path: Path
@@ -135,15 +137,25 @@ class Heading:
     serves: str | None
     serves_when: Expression | None
     codes: dict[str, int]
-    content_digest: str
+    uses: tuple[str, ...]
+
+    @cached_property
+    def content_digest(self) -> str:
+        """SHA-256 of the text, over those of the parts it uses."""
+        return _digest(self.text, *self._parts.values())
+
+    @cached_property
+    def _parts(self) -> dict[Path, str]:
+        return _parts(self.uses, self.path)
 
     def whole(self) -> SpaceFile:
-        """Parse the text.
+        """Parse the text, and those of the parts.
 
         Raises:
-            SpaceError: It is malformed, or names what it does not have.
+            SpaceError: One of them is malformed, or names what it does not have.
         """
-        return _Reader(_parsed(self.text, self.path), self.path).space_file(self.content_digest)
+        content = _with_parts(_parsed(self.text, self.path), self._parts, self.path)
+        return _Reader(content, self.path).space_file(self.content_digest)
 
 
 def read_space_file(name_or_path: str | Path) -> SpaceFile:
@@ -181,7 +193,7 @@ def read_heading(path: Path) -> Heading | SpaceFile:
         serves=reader.math(),
         serves_when=reader.when(),
         codes=reader.codes,
-        content_digest=_digest(text),
+        uses=reader.uses(),
     )
 
 
@@ -215,7 +227,8 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
     content = _parsed(text, path)
     below = content.get("extends")
     if below is None:
-        return content, path, _digest(text)
+        parts = _parts(_Reader(content, path).uses(), path)
+        return _with_parts(content, parts, path), path, _digest(text, *parts.values())
     if not isinstance(below, str):
         raise SpaceError(f"{path}: extends must be a family or a .toml file, not {below!r}")
     if path.resolve() in extending:
@@ -228,7 +241,7 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
     )  # so that a fault there is told with that file's name
     if read.presets:  # in full: a preset may be replaced or dropped from which another one differs
         base = {**base, "presets": read.presets}
-    return _extended(base, content, path.name), path, _digest(base_digest + text)
+    return _extended(base, content, path.name), path, _digest(base_digest, text)
 
 
 def _text(path: Path) -> str:
@@ -247,8 +260,42 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         raise SpaceError(f"{path}: is not TOML ({error})") from None
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _parts(names: tuple[str, ...], path: Path) -> dict[Path, str]:
+    """Read the parts that a file uses: each beside it in ``parts``, else the built-in one."""
+    found: dict[Path, str] = {}
+    for name in names:
+        places = [folder / "parts" / f"{name}.toml" for folder in (path.parent, data_dir("search_spaces"))]
+        place = next((place for place in places if place.is_file()), None)
+        if place is None:
+            raise SpaceError(f"{path.name}: uses {name!r}, but there is no {' or '.join(map(str, places))}")
+        found[place] = _text(place)
+    return found
+
+
+def _with_parts(content: dict[str, Any], parts: Mapping[Path, str], path: Path) -> dict[str, Any]:
+    """Put the statements of parts before those of a file, which may restate one, or drop it by false."""
+    merged: dict[str, Any] = {section: {} for section in _SHARED} if parts else {}
+    for place, text in parts.items():
+        for section, entries in _parsed(text, place).items():
+            if section not in _SHARED or not isinstance(entries, dict):
+                raise SpaceError(
+                    f"{place}: {section!r} has no place in a part: its tables are {', '.join(_SHARED)}"
+                )
+            merged[section] |= entries
+    for section, entries in content.items():
+        if section not in merged or not isinstance(entries, dict):
+            merged[section] = entries
+            continue
+        for name, entry in entries.items():
+            if entry is not False:
+                merged[section][name] = entry
+            elif merged[section].pop(name, None) is None:
+                raise SpaceError(f"{path.name}: {section}.{name} does not exist, so it cannot be dropped")
+    return merged
 
 
 def _codes(words: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
@@ -362,6 +409,13 @@ class _Reader:
 
     def family(self) -> str:
         return self.name(self.text(self.content, "family", "family"), "family")
+
+    def uses(self) -> tuple[str, ...]:
+        """Read the names of the parts."""
+        names = self.content.get("uses", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self.refuse("uses must be a list of names of parts")
+        return tuple(self.name(name, "uses") for name in names)
 
     def model(self) -> str | None:
         return (

@@ -134,18 +134,21 @@ class Space:
     Attributes:
         family: Stem shared by the space file and its template.
         path: The file that was read.
-        content_digest: SHA-256 of the file's text, over that of any file it extends.
     """
 
     def __init__(self, file: SpaceFile | Heading) -> None:
         self._heading = file
         self.family = file.family
         self.path = file.path
-        self.content_digest = file.content_digest
 
     @cached_property
     def _file(self) -> SpaceFile:
         return self._heading.whole() if isinstance(self._heading, Heading) else self._heading
+
+    @property
+    def content_digest(self) -> str:
+        """SHA-256 of the file's text, over those of the parts it uses and of any file it extends."""
+        return self._heading.content_digest
 
     @property
     def summary(self) -> str:
