@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from autotune.space.expression import Expression
-from autotune.space.file import LIMITS, SpaceFile
 from autotune.space.space import Config
+from autotune.space.statements import LIMITS, SpaceFile
 from autotune.values.device import Device, named_device
 from autotune.values.problem import LAYOUTS, Problem
 

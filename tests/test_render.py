@@ -17,8 +17,9 @@ from preset_problems import PROBLEMS
 from autotune.code.compiler import Binary, CompilePool
 from autotune.code.render import Source, render, template_digest
 from autotune.errors import ConfigError, SpaceError
-from autotune.space.file import FACTS, LIMITS, TEMPLATE_NAMES, read_space_file
+from autotune.space.file import read_space_file
 from autotune.space.space import Space
+from autotune.space.statements import FACTS, LIMITS, TEMPLATE_NAMES
 from autotune.values.device import named_device
 from autotune.values.problem import LAYOUTS, Problem
 

@@ -15,8 +15,9 @@ from preset_problems import PROBLEMS
 
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
-from autotune.space.file import Heading, SpaceFile, read_heading, read_space_file
+from autotune.space.file import Heading, read_heading, read_space_file
 from autotune.space.space import Config, Space, families
+from autotune.space.statements import SpaceFile
 from autotune.values.device import known_devices, named_device
 from autotune.values.problem import LAYOUTS, MATHS, Math, Problem
 

@@ -1,4 +1,4 @@
-"""Turns a problem into the kernel that tells whether its operands are finite."""
+"""The kernel that finds out whether a problem's operands are finite."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MOST_BLOCKS = 1056  # eight for each of 132 SMs; each reads many pieces
 
 
 def finite_check(problem: Problem) -> Source:
-    """Make the kernel that writes 1 to its last argument where an operand holds an infinity or no number.
+    """Return the kernel that writes 1 to its last argument where an operand holds an infinity or a NaN.
 
-    It is launched as a multiplication is, with one float in the place of C, which must be 0 before. It reads
+    It is launched like a multiplication, with one float in the place of C, which must be 0 before. It reads
     each operand once: at 4096 cubed 134 MB.
 
     Args:
-        problem: Shapes, leading dimensions; operands that lie without gaps are looked at as one long row.
+        problem: Shapes, leading dimensions; an operand without gaps counts as one long row.
     """
     facts: dict[str, int] = {}
     blocks = 1

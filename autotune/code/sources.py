@@ -16,14 +16,15 @@ from pathlib import Path
 
 from autotune.code.depot import Depot
 from autotune.code.render import Source, render, template_digest
-from autotune.space.file import Value
 from autotune.space.space import Config, Space
+from autotune.space.statements import Value
 from autotune.values.device import Device
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
 _RENDERING = (
-    *("code/render.py", "code/templates.py", "space/space.py", "space/file.py", "space/expression.py"),
+    *("code/render.py", "code/templates.py", "space/space.py", "space/file.py"),
+    *("space/statements.py", "space/expression.py"),
     *("values/problem.py", "values/device.py", "values/measurement.py", "values/limits.py"),
 )
 

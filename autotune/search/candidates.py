@@ -1,4 +1,4 @@
-"""Turns the spaces that serve a problem into one numbered list of candidates."""
+"""Candidates: the legal configs of all spaces that a search looks at, as one numbered list."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from autotune.code.render import Source, render
 from autotune.errors import SpaceError
-from autotune.space.file import Value
 from autotune.space.space import Config, Legal, Space
+from autotune.space.statements import Value
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
@@ -37,7 +37,7 @@ class Family:
         return self.space.family
 
     def numbers(self, points: Iterable[int | None]) -> list[int]:
-        """Turn indices of the legal list into numbers of candidates; None is left out."""
+        """Return the numbers of candidates, given indices of the legal list; None is left out."""
         return [self.begin + point for point in points if point is not None]
 
 

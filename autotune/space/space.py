@@ -1,4 +1,4 @@
-"""Turns a space file, a problem and a device into the enumerated list of legal configs."""
+"""Spaces: the configs of a kernel family, and which of them are legal for a problem and a device."""
 
 from __future__ import annotations
 
@@ -14,17 +14,8 @@ from numpy.typing import NDArray
 
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
-from autotune.space.file import (
-    FACTS,
-    LIMITS,
-    Heading,
-    Rule,
-    SpaceFile,
-    Value,
-    check_choice,
-    read_heading,
-    read_space_file,
-)
+from autotune.space.file import Heading, read_heading, read_space_file
+from autotune.space.statements import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
@@ -113,7 +104,7 @@ class Legal:
         return int(self.steps(config).argmin()) if len(self) else None
 
     def steps(self, config: Mapping[str, Value]) -> NDArray[np.float64]:
-        """Say how far each point is from a config: 1 for a parameter that differs, up to 0.5 for its steps.
+        """Return each point's distance from a config: 1 for a parameter that differs, up to 0.5 for its steps.
 
         Returns:
             `[count]`; a value that the space does not have counts for nothing.
@@ -273,12 +264,12 @@ class Space:
         )
 
     def starts(self, legal: Legal) -> list[int]:
-        """Give where a search starts: for each preset the legal point nearest to it."""
+        """Return where a search starts: for each preset the legal point nearest to it."""
         near = (legal.nearest(preset) for preset in self.presets.values())
         return list(dict.fromkeys(index for index in near if index is not None))
 
     def config(self, values: Mapping[str, Value]) -> Config:
-        """Make a config of this space: all parameters named, in the space's order.
+        """Return a config of this space: all parameters named, in the space's order.
 
         Raises:
             ConfigError: A parameter is missing or unknown, or has a value that the space does not know.
@@ -289,7 +280,7 @@ class Space:
         return Config({name: values[name] for name in self.parameters})
 
     def violations(self, config: Config, problem: Problem, device: Device) -> list[str]:
-        """Say which constraints a config breaks, each with its numbers; empty when it is legal."""
+        """Return which constraints a config breaks, each with its numbers; empty when it is legal."""
         numbers = self._numbers(config, problem, device)
         values = self.values(config, problem, device)
         broken = []
@@ -310,7 +301,7 @@ class Space:
 
         Args:
             config: Of this space.
-            problem: What it shall compute.
+            problem: What it computes.
             device: Where.
             keep: Parameters that may not change even so.
 
@@ -328,7 +319,7 @@ class Space:
         return legal.config(nearest)
 
     def values(self, config: Config, problem: Problem, device: Device) -> dict[str, Value]:
-        """Give the value of every name that an expression or template may use."""
+        """Return the value of every name that an expression or template may use."""
         words = list(self._file.codes)
         return {
             name: words[number] if name in self._file.words else int(number)
@@ -336,7 +327,7 @@ class Space:
         }
 
     def columns(self, legal: Legal, problem: Problem, device: Device) -> dict[str, NDArray[Any]]:
-        """Give what `values` does for every point of the list at once.
+        """Return what `values` does, for every point of the list at once.
 
         Args:
             legal: From `enumerate` for the same problem and device.
@@ -368,7 +359,7 @@ class Space:
         return self._file.serves
 
     def serves(self, problem: Problem, device: Device) -> bool:
-        """Tell whether a search for the problem looks at this family unless told otherwise."""
+        """Return whether a search for the problem looks at this family unless told otherwise."""
         if self._heading.serves != problem.math:
             return False
         when = self._heading.serves_when
@@ -380,7 +371,7 @@ class Space:
         return 1 if rows is None else int(rows(self._numbers(config, problem, device)))
 
     def _numbers(self, config: Config, problem: Problem, device: Device) -> dict[str, Any]:
-        """Give the integer of every name; words as their codes."""
+        """Return the integer of every name; words as their codes."""
         codes = self._file.codes
         numbers: dict[str, Any] = {
             **{name: codes[value] if isinstance(value, str) else value for name, value in config.items()},
@@ -404,7 +395,7 @@ class Space:
 
 
 def _facts(codes: Mapping[str, int], problem: Problem, device: Device) -> dict[str, int]:
-    """Give the integer of every fact of a problem and limit of a device; words as their codes."""
+    """Return the integer of every fact of a problem and limit of a device; words as their codes."""
     words = {"math": problem.math, "layout_a": problem.layout[0], "layout_b": problem.layout[1]}
     numbers = {name: int(getattr(problem, name)) for name in FACTS if name not in words}
     limits = {name: int(getattr(device, name)) for name in LIMITS}
@@ -443,6 +434,6 @@ def _built_in(path: Path) -> Space:
 
 
 def adaptation(wanted: Config, fitted: Config) -> str:
-    """Say which parameters `Space.fitted` changed; "" for none."""
+    """Return which parameters `Space.fitted` changed, as text; "" for none."""
     changes = [f"{name} = {fitted[name]}" for name in fitted if fitted[name] != wanted[name]]
     return f"adapted to the problem: {', '.join(changes)}" if changes else ""
