@@ -104,7 +104,7 @@ class Legal:
         return int(self.steps(config).argmin()) if len(self) else None
 
     def steps(self, config: Mapping[str, Value]) -> NDArray[np.float64]:
-        """Return each point's distance from a config: 1 for a parameter that differs, up to 0.5 for its steps.
+        """Return each point's distance from a config: for each parameter that differs 1 and up to 0.5.
 
         Returns:
             `[count]`; a value that the space does not have counts for nothing.
