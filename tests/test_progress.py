@@ -102,14 +102,17 @@ def test_candidates_without_an_improvement_are_counted():
 def test_stages_add_up_to_the_time_since_the_command_began():
     progress = Progress(PROBLEM, Budget(), began=time.monotonic() - 3.0)
     progress.add("compile", 10.0)
+    before = time.monotonic()
     progress.end("start")
+    between = time.monotonic()
     time.sleep(0.05)
+    after = time.monotonic()
     progress.end("search")
-    assert progress.stages["start"] == pytest.approx(3.0, abs=0.5)
-    assert progress.stages["search"] == pytest.approx(0.05, abs=0.04)
+    assert before - progress.began <= progress.stages["start"] <= between - progress.began
+    assert after - between <= progress.stages["search"] <= time.monotonic() - before
     progress.end("finals")
     total = sum(progress.stages[stage] for stage in ("start", "search", "finals"))
-    assert total == pytest.approx(time.monotonic() - progress.began, abs=0.01)
+    assert after - progress.began <= total <= time.monotonic() - progress.began
 
 
 def test_a_budget_may_be_its_text():

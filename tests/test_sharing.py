@@ -99,7 +99,7 @@ def join():
         search.close()
 
 
-def until(condition, seconds: float = 20.0) -> None:
+def until(condition, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"

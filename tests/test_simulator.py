@@ -102,6 +102,7 @@ def test_sgemm_is_bitwise_a_chain_of_fmas(arch: str) -> None:
     assert report.counters["l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"] == 0
 
 
+@pytest.mark.timing
 def test_sgemm_is_fast_enough() -> None:
     ptx = ptx_of(SGEMM, "sgemm")
     a = np.ones((128, 128), np.float32)

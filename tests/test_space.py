@@ -153,6 +153,7 @@ def test_no_listed_point_breaks_a_constraint(m, n, k, layout, device, data):
         assert space.config(dict(config)) == config
 
 
+@pytest.mark.timing
 def test_a_million_raw_points_take_well_under_a_second(write):
     parameters = "\n".join(f"p{i} = {{ values = {list(range(1, 11))} }}" for i in range(6))
     rules = "\n".join(
@@ -173,6 +174,7 @@ def test_a_million_raw_points_take_well_under_a_second(write):
     assert 0 < len(legal) < 10**6
 
 
+@pytest.mark.timing
 def test_the_whole_built_in_space_takes_under_a_second(sgemm):
     started = time.perf_counter()
     sgemm.enumerate(CUBE, H200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -227,3 +228,12 @@ def test_the_code_that_renders_is_hashed_whole():
     assert {name.replace(".", "/") + ".py" for name in needed - {"outside", "errors", "paths"}} == set(
         _RENDERING
     )
+
+
+def test_every_test_on_a_gpu_is_in_one_part_of_make_gpu():
+    makefile = (PACKAGE.parent / "Makefile").read_text()
+    named = re.findall(r"tests/gpu/(test_\w+\.py)", makefile)
+    assert sorted(named) == sorted(path.name for path in (PACKAGE.parent / "tests" / "gpu").glob("test_*.py"))
+    parts = re.findall(r"^gpu_(\w+) :=", makefile, re.MULTILINE)
+    (listed,) = re.findall(r"^GPU_PARTS := (.*)", makefile, re.MULTILINE)
+    assert listed.split() == [f"gpu-{part}" for part in parts]

@@ -1,4 +1,4 @@
-"""The command line: turns words into calls, errors into one line on stderr and an exit code."""
+"""The command line: every error becomes one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ COMMANDS = {  # name: (module, help); help stands here so that --help imports no
     "ladder": ("ladder", "Climb from the naive kernel to the tuned one, step by step."),
     "bench": ("bench", "Time stored winners against cuBLAS and the best of cuBLASLt."),
     "export": ("export", "Write stored winners as CUDA files, a C header, or machine code."),
-    "explain": ("explain", "Say why a kernel is as fast as it is, or put two side by side."),
+    "explain": ("explain", "Explain why a kernel is as fast as it is, or put two side by side."),
     "replay": ("replay", "Compare search strategies on a sweep of measured configs, without a GPU."),
     "convert": ("convert", "Exchange measured configs with Kernel Tuner, T4 results and CSV files."),
     "cache": ("cache", "Look after the records: list, verify, prune, export, import."),
-    "doctor": ("doctor", "Say what works on this machine, and what to install."),
+    "doctor": ("doctor", "Report what works on this machine, and what to install."),
 }
 
 

@@ -28,7 +28,7 @@ class Finding:
 @click.command()
 @json_option
 def command(as_json: bool) -> None:
-    """Say what works on this machine (driver, GPU, NVRTC, CuPy, cuBLAS, records), and what to install.
+    """Report what works on this machine (driver, GPU, NVRTC, CuPy, cuBLAS, records), and what to install.
 
     Exit code 1 when kernels cannot be compiled or records not be kept; a missing GPU is not a failure.
     """
