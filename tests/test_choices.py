@@ -12,8 +12,9 @@ from made_records import H200, SGEMM, fitted, made, made_estimate
 from autotune import records
 from autotune.errors import RecordError, UsageError
 from autotune.kernel.choices import Choices, distance
-from autotune.records import Store, jsontext, typed
+from autotune.records import Store
 from autotune.space.space import Space
+from autotune.values import jsontext, typed
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import RecordError
-from autotune.records import jsontext
+from autotune.values import jsontext
 
 WORDS = st.text(max_size=30)
 VALUES = st.recursive(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from autotune.errors import RecordError
-from autotune.records import typed
+from autotune.values import typed
 from autotune.values.limits import Limit, ReadOnly
 
 

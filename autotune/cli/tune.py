@@ -179,7 +179,7 @@ def _report(found: list[Tuned], as_json: bool, seconds: float) -> None:
     Raises:
         TuningError: There is no winner at all.
     """
-    from autotune.records import typed
+    from autotune.values import typed
 
     winners = [tuned for tuned in found if tuned.record is not None]
     if as_json:

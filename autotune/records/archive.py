@@ -13,9 +13,9 @@ from typing import IO
 
 from autotune.errors import RecordError, UsageError
 from autotune.paths import replacing
-from autotune.records import jsontext, typed
 from autotune.records.files import from_json, path_within, to_json
 from autotune.records.schema import Record
+from autotune.values import jsontext, typed
 
 MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
 MOST_RECORDS = 100_000

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import ProblemError, RecordError
-from autotune.records import jsontext, typed
 from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
+from autotune.values import jsontext, typed
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from autotune.code.depot import Depot
 from autotune.errors import RecordError
 from autotune.paths import cache_dir, data_dir, write_file
-from autotune.records import typed
 from autotune.records.files import (
     Filed,
     content_of,
@@ -28,6 +27,7 @@ from autotune.records.files import (
     unwritable,
 )
 from autotune.records.schema import Record, RecordedDevice
+from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 

@@ -34,9 +34,9 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from autotune.errors import RecordError, UsageError
-from autotune.records import jsontext, typed
 from autotune.records.files import unwritable
 from autotune.records.schema import Digest, RecordedDevice, Text
+from autotune.values import jsontext, typed
 from autotune.values.limits import Name
 from autotune.values.problem import Problem
 

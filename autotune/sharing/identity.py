@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
-from autotune.records import typed
 from autotune.records.trials import TrialHeader
 from autotune.sharing.study import SharedStudy
+from autotune.values import typed
 
 if TYPE_CHECKING:
     from autotune.space.space import Legal

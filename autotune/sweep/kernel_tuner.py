@@ -22,7 +22,6 @@ from typing import Any
 
 from autotune.errors import REJECTION_KINDS, Rejected, RejectionKind, UsageError
 from autotune.outside import printable
-from autotune.records import typed
 from autotune.sweep.sweep import (
     About,
     Point,
@@ -34,6 +33,7 @@ from autotune.sweep.sweep import (
     statistic_of,
     time_of,
 )
+from autotune.values import typed
 
 KINDS: dict[str, RejectionKind] = {
     "CompilationFailedConfig": "compile",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import REJECTION_KINDS, RecordError, Rejected, UsageError
-from autotune.records import jsontext, typed
 from autotune.records.trials import read_trials
 from autotune.sweep.sweep import About, Point, Sweep, make_sweep, seconds_of, time_of
+from autotune.values import jsontext, typed
 
 OWN = {"config", "outcome", "why", "median_ms", "compile_s", "gpu_s"}
 

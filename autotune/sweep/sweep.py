@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from autotune.errors import RecordError, Rejected, UsageError
 from autotune.outside import printable
-from autotune.records import typed
 from autotune.records.trials import TrialHeader
 from autotune.space.space import Legal
+from autotune.values import typed
 from autotune.values.problem import Problem
 
 Statistic = Literal["median", "mean"]  # what the time of a config is of its launches

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from autotune.errors import REJECTION_KINDS, Rejected, RejectionKind, UsageError
 from autotune.outside import printable
-from autotune.records import typed
 from autotune.sweep.sweep import (
     About,
     Point,
@@ -33,6 +32,7 @@ from autotune.sweep.sweep import (
     statistic_of,
     time_of,
 )
+from autotune.values import typed
 
 VERSION: Final = "1.0.0"
 CORRECT: Final = "correct"

@@ -11,11 +11,13 @@ from typing import Any
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
-from autotune.errors import REJECTION_KINDS, Rejected
+from autotune.errors import REJECTION_KINDS, RecordError, Rejected, RejectionKind
 from autotune.families.estimate import Estimate
 from autotune.records.trials import Run, TrialHeader, add_line
 from autotune.space.space import Config
-from autotune.values.measurement import L2, MeasuredTrial, Timing, Verdict
+from autotune.values import typed
+from autotune.values.limits import Milliseconds, Name, Quantiles, Size
+from autotune.values.measurement import L2, MeasuredTrial, Method, Timing, Verdict
 
 Outcome = MeasuredTrial | Estimate | Rejected
 
@@ -131,32 +133,64 @@ class Trial:
     @classmethod
     def read(cls, line: Mapping[str, Any], family: str, l2: L2) -> Trial | None:
         """Read a line of a log written by `line`; None for one that is something else."""
-        try:
-            outcome: Outcome
-            if line["outcome"] == "measured":
-                low, middle, high = (float(value) for value in line["quantiles"])
-                timing = Timing(
-                    median_ms=float(line["median_ms"]),
-                    quantiles=(low, middle, high),
-                    repeats=int(line["repeats"]),
-                    launches=int(line["launches"]),
-                    l2=l2,
-                    method=line["method"],
-                    clocks=None,
-                    noisy=bool(line["noisy"]),
-                )
-                if not 0 < timing.median_ms < math.inf:
-                    return None
-                verdict = Verdict(True, float(line["error"]), float(line["bound"]), "", "of an earlier run")
-                outcome = MeasuredTrial(timing, verdict, float(line["gpu_s"]))
-            elif line["outcome"] in REJECTION_KINDS:
-                outcome = Rejected(line["outcome"], str(line["why"]))
-            else:
-                return None
-            parts = (line.get(name) for name in ("code", "registers", "spill_bytes", "compile_s", "same_as"))
-            return cls(str(line["id"]), family, Config(line["config"]), outcome, *parts)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        kind: type[_MeasuredLine | _RejectedLine]
+        if line.get("outcome") == "measured":
+            kind = _MeasuredLine
+        elif line.get("outcome") in REJECTION_KINDS:
+            kind = _RejectedLine
+        else:
             return None
+        try:
+            told = typed.build(kind, dict(line), "trial", defaults=True, others=True)
+        except RecordError:
+            return None
+        outcome: Outcome
+        if isinstance(told, _MeasuredLine):
+            timing = Timing(
+                **{name: getattr(told, name) for name in ("median_ms", "quantiles", "repeats", "launches")},
+                l2=l2,
+                method=told.method,
+                clocks=None,
+                noisy=told.noisy,
+            )
+            verdict = Verdict(True, told.error, told.bound, "", "of an earlier run")
+            outcome = MeasuredTrial(timing, verdict, told.gpu_s)
+        else:
+            outcome = Rejected(told.outcome, told.why)
+        about = (told.code, told.registers, told.spill_bytes, told.compile_s, told.same_as)
+        return cls(told.id, family, Config(told.config), outcome, *about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """What the log says of every candidate."""
+
+    id: str
+    config: Mapping[Name, int | str]
+    code: str | None = None
+    registers: int | None = None
+    spill_bytes: int | None = None
+    compile_s: float | None = None
+    same_as: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MeasuredLine(_Line):
+    median_ms: Milliseconds
+    quantiles: Quantiles
+    repeats: Size
+    launches: Size
+    method: Method
+    noisy: bool
+    error: float
+    bound: float
+    gpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RejectedLine(_Line):
+    outcome: RejectionKind
+    why: str
 
 
 @dataclass(frozen=True)

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import math
-import reprlib
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from autotune.errors import ProblemError, UsageError
 from autotune.outside import printable, read_toml
+from autotune.values import typed
+from autotune.values.limits import Limit
 from autotune.values.problem import Problem
 
 BUILT_IN = Path(__file__).with_name("suite.toml")
-_KEYS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
-    "id": (str, "text"),
-    "m": (int, "an integer"),
-    "n": (int, "an integer"),
-    "k": (int, "an integer"),
-    "layout": (str, "text"),
-    "alpha": ((int, float), "a number"),
-    "beta": ((int, float), "a number"),
-    "group": (str, "text"),
-    "why": (str, "text"),
-}
-_NEEDED = ("id", "m", "n", "k")
-_LARGEST = (1 << 63) - 1  # integer of TOML
-_MOST_CHARACTERS = 200  # of a text
+_Word = Annotated[str, Limit(pattern=r"(?=.*\S).{1,200}")]  # printable, on one line, not blank
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One ``[[shape]]`` table, as it is written."""
+
+    id: _Word
+    m: int
+    n: int
+    k: int
+    layout: str = "nn"
+    alpha: float = 1.0
+    beta: float = 0.0
+    group: _Word = "all"
+    why: Annotated[str, Limit(pattern=".{0,200}")] = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def read_suite(path: Path | None = None) -> tuple[Shape, ...]:
         )
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{path} has no shape: write one [[shape]] table for each, with id, m, n and k")
-    shapes = tuple(_shape(entry, f"{path}: shape {number}", path) for number, entry in enumerate(entries, 1))
+    shapes = tuple(_shape(entry, number, path) for number, entry in enumerate(entries, 1))
     seen: set[str] = set()
     for shape in shapes:
         if shape.id in seen:
@@ -100,47 +102,26 @@ def chosen(shapes: tuple[Shape, ...], names: tuple[str, ...]) -> tuple[Shape, ..
     return tuple(shape for shape in shapes if not names or shape.id in names or shape.group in names)
 
 
-def _shape(entry: Any, where: str, path: Path) -> Shape:
-    if not isinstance(entry, dict):
+def _shape(value: Any, number: int, path: Path) -> Shape:
+    if not isinstance(value, dict):
         raise UsageError(f"{path}: shape is not a list of tables: write [[shape]], with two brackets")
-    if isinstance(entry.get("id"), str):
-        where += f" ({printable(entry['id'], 40)})"
-    for key, value in entry.items():
-        if key not in _KEYS:
-            raise UsageError(f"{where}: {printable(key, 40)} is unknown: give {', '.join(_KEYS)}")
-        kind, noun = _KEYS[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise UsageError(f"{where}: {key} = {reprlib.repr(value)} must be {noun}")
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            raise UsageError(f"{where}: {key} has {value.bit_length()} bits: give an integer of at most 64")
-        if isinstance(value, str) and not (value.isprintable() and len(value) <= _MOST_CHARACTERS):
-            raise UsageError(
-                f"{where}: {key} must be printable, on one line, of at most {_MOST_CHARACTERS} characters"
-            )
-    missing = [key for key in _NEEDED if key not in entry]
-    if missing:
-        raise UsageError(f"{where}: {', '.join(missing)} is missing: a shape needs {', '.join(_NEEDED)}")
-    for name in ("id", "group"):
-        if not entry.get(name, "all").strip():
-            raise UsageError(f"{where}: {name} must not be empty")
-    alpha, beta = (_scalar(entry, name, default, where) for name, default in (("alpha", 1.0), ("beta", 0.0)))
+    where = f"{path}: shape {number}"
+    if isinstance(value.get("id"), str):
+        where += f" ({printable(value['id'], 40)})"
+    entry = typed.build(_Entry, value, where, error=UsageError, defaults=True)
+    alpha, beta = (_scalar(getattr(entry, name), name, where) for name in ("alpha", "beta"))
     if alpha == 0.0:
         raise UsageError(f"{where}: alpha = 0 multiplies nothing: give another number")
     try:
-        layout = entry.get("layout", "nn")
-        problem = Problem(entry["m"], entry["n"], entry["k"], layout, int(beta != 0.0))
+        problem = Problem(entry.m, entry.n, entry.k, entry.layout, int(beta != 0.0))  # type: ignore[arg-type]
     except ProblemError as error:
         raise UsageError(f"{where}: {error}") from None
-    return Shape(entry["id"], problem, alpha, beta, entry.get("group", "all"), entry.get("why", ""))
+    return Shape(entry.id, problem, alpha, beta, entry.group, entry.why)
 
 
-def _scalar(entry: Mapping[str, Any], name: str, default: float, where: str) -> float:
-    """Return a scalar rounded to float32, as a kernel gets it."""
-    given = entry.get(name, default)
-    try:
-        value: float = struct.unpack("f", struct.pack("f", given))[0]
-    except OverflowError:
-        value = math.inf
-    if not math.isfinite(value) or (value == 0.0 and given != 0):
-        raise UsageError(f"{where}: {name} = {given} must be a finite float32 number, and not round to 0")
-    return value
+def _scalar(value: float, name: str, where: str) -> float:
+    """Round to float32, as which a kernel takes it."""
+    rounded = float(struct.unpack("f", struct.pack("f", value))[0])
+    if math.isinf(rounded) or (value and not rounded):
+        raise UsageError(f"{where}: {name} = {value:g} is beyond float32: give 1e-45 to 3.4e+38")
+    return rounded

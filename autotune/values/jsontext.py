@@ -1,4 +1,4 @@
-"""Turns plain values into JSON text that people read, and text back into plain values or one clear error."""
+"""JSON that people read: plain values as text on few lines, and any text as plain values or one error."""
 
 from __future__ import annotations
 
