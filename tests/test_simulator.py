@@ -127,7 +127,7 @@ def test_groups_of_blocks_stay_within_their_memory() -> None:
     }"""
     program = load_program(ptx_of(text), "k")
     machine = Machine(
-        program, (1000, 1, 1), (32, 1, 1), GlobalMemory(program.kernel, [], 4), {}, 225280, True, False, None
+        program, (1000, 1, 1), (32, 1, 1), GlobalMemory(program.kernel, [], 4), {}, 225280, True, False
     )
     blocks = machine._blocks_at_once()
     assert 1 < blocks < MAX_LANES // 32
@@ -183,7 +183,7 @@ def test_scalars_are_converted_and_structs_pass_as_bytes() -> None:
         ),
         ({"args": [np.array([None] * 32), 1.0, 1, 1.0]}, "argument 1 .* Python objects"),
         ({"grid": (0, 1, 1)}, r"grid \(0, 1, 1\) is no launch"),
-        ({"block": (32, 1)}, r"block \(32, 1\) is no launch"),
+        ({"block": (32, 1, 1, 1)}, r"block \(32, 1, 1, 1\) is no launch"),
         ({"block": (32, 33, 1)}, "1056 threads; kernel k allows 1024"),
         ({"shared_bytes": -4}, "shared_bytes = -4"),
         ({"entry": "other"}, "the PTX has no kernel 'other': it has k"),

@@ -17,6 +17,7 @@ from autotune.values.device import Device, named_device
 from autotune.values.problem import FLOAT_BYTES
 
 DEFAULT_TARGET = "h200"
+_FLOPS_PER_SECOND = 2e6  # a hundredth of what the simulator reaches: who is slower does not end
 _ALLOCATION = 256  # bytes: the simulator takes the start of an allocation for aligned to this
 
 
@@ -92,7 +93,7 @@ class SimulatedLaunch:
             SimulationFault: The kernel did something that no CUDA kernel may do.
         """
         from autotune.measure.proof import workspace_of
-        from autotune.simulator import run_ptx
+        from autotune.simulator import MAX_SECONDS, run_ptx
 
         problem, launch = self._source.problem, self._source.launch
         sizes = [
@@ -118,6 +119,7 @@ class SimulatedLaunch:
                 *workspace_of(self._source),
             ),
             shared_bytes=launch.shared_bytes,
+            max_seconds=MAX_SECONDS + problem.flops / _FLOPS_PER_SECOND,
         ).raise_if_faulty()
 
 

@@ -24,6 +24,7 @@ from autotune.values.measurement import Verdict
 from autotune.values.problem import FLOAT_BYTES, Problem, Strided
 
 MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds
+MOST_SECONDS = 300.0  # of CPU time; a miniature takes some tenths
 MANY_PARTS = 4  # of k, beyond which each is as short as it may be, and tiles are as few
 UNTILED = 32  # extent that stands for a tile in families that have none
 
@@ -90,7 +91,8 @@ def prove(
         seed: Of the operands.
 
     Returns:
-        The verdict nearest to its bound; or why the config is rejected: "correctness" with the fault.
+        The verdict nearest to its bound; or why the config is rejected: "correctness" with the fault,
+        "constraint" where CUDA refuses the launch.
 
     Raises:
         UsageError: The problem is strided.
@@ -137,15 +139,19 @@ def _executed(
     results = []
     for _ in range(2 if workspace else 1):  # a second launch finds what the first one left
         c = c0.copy() if problem.beta else np.full_like(c0, np.nan)
-        report = run_ptx(
-            binary.ptx,
-            source.entry,
-            source.launch.grid,
-            source.launch.block,
-            (alpha, a, b, beta, c, *workspace),
-            shared_bytes=source.launch.shared_bytes,
-            max_steps=MOST_STEPS,
-        )
+        try:
+            report = run_ptx(
+                binary.ptx,
+                source.entry,
+                source.launch.grid,
+                source.launch.block,
+                (alpha, a, b, beta, c, *workspace),
+                shared_bytes=source.launch.shared_bytes,
+                max_steps=MOST_STEPS,
+                max_seconds=MOST_SECONDS,
+            )
+        except UsageError as error:  # CUDA would refuse the launch
+            return Rejected("constraint", f"simulated at {problem}: {error}")
         if report.faults:
             return Rejected("correctness", f"simulated at {problem}: {report.faults[0]}")
         results.append(c)

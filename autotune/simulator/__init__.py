@@ -13,6 +13,10 @@ Limits:
     - FMA, +, -, *, / and sqrt round once, as IEEE 754 and PTX say. exp2, log2, sin, cos, tanh, rsqrt and
       approximate division are more exact than the hardware's; so are sums of the tensor cores (`warp`).
     - wgmma is supported for TF32 with the 128-byte swizzle; a missing wgmma.fence is found only in part.
+    - A launch may use 60 s of CPU time, and a group of threads may execute a million basic blocks; whatever
+      takes longer ends with a fault, "time-limit" or "endless-loop". Both limits are arguments.
+    - Launches that CUDA refuses are refused: threads, extents, and shared memory beyond what GPUs of the
+      PTX's architecture have. Registers are not known, so a block that needs too many of them is not refused.
     - Not supported: ldmatrix, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
       float16 FMA, printf, calls of functions that are not inlined. They are refused with their name.
 """
@@ -26,16 +30,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune.errors import UsageError
-from autotune.simulator.arguments import check_launch, place_arguments
+from autotune.simulator.arguments import check_launch, launch_extents, place_arguments, whole
 from autotune.simulator.counters import Counters
 from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
-from autotune.simulator.machine import Machine
+from autotune.simulator.machine import MAX_SECONDS, MAX_STEPS, Machine
 from autotune.simulator.program import load_program
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "MAX_SECONDS",
+    "MAX_STEPS",
     "Counters",
     "Fault",
     "FaultKind",
@@ -46,7 +52,7 @@ __all__ = [
     "simulate",
 ]
 
-Extent = tuple[int, int, int]
+Extent = int | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -82,15 +88,16 @@ def run_ptx(
     shared_bytes: int = 0,
     checks: bool = True,
     counters: bool = False,
-    max_steps: int | None = None,
+    max_steps: int = MAX_STEPS,
+    max_seconds: float = MAX_SECONDS,
 ) -> Report:
     """Execute one kernel of a PTX text on NumPy arrays, which it changes in place.
 
     Args:
         ptx: As NVRTC returns it; with line information, faults name CUDA source lines.
         entry: Kernel name.
-        grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
+        grid: Blocks in x, y, z; an integer is x, and what is left out is 1.
+        block: Threads of a block in x, y, z, likewise.
         args: In the order of the kernel's parameters: a C-contiguous array for a pointer (only the bytes
             of that array are in bounds; a view keeps the alignment it has in its base), a number for a
             scalar, bytes or a NumPy structured scalar for a struct.
@@ -98,37 +105,46 @@ def run_ptx(
         checks: Look for races, uninitialised reads, unwaited async copies and blocks that write to one
             place. Accesses out of bounds, misaligned ones and divergent barriers are always found.
         counters: Count instructions and memory traffic.
-        max_steps: Basic blocks that a group of threads may execute before the kernel counts as endless;
-            None for a million.
+        max_steps: Basic blocks that a group of threads may execute before the kernel counts as endless.
+        max_seconds: CPU time, seconds, that the launch may take; ``math.inf`` for no limit.
 
     Returns:
         The report; a fault ends the execution and leaves the arrays as they are then.
 
     Raises:
-        UsageError: The arguments or the launch do not fit the kernel.
-        UnsupportedPTX: The kernel holds an instruction that the simulator does not know.
+        UsageError: The arguments or the launch do not fit the kernel, CUDA or this machine's memory.
+        UnsupportedPTX: The text is malformed, or holds something that the simulator does not support.
     """
-    program = load_program(ptx, entry)
-    kernel = program.kernel
-    check_launch(kernel, grid, block, shared_bytes)
-    memory, parameters = place_arguments(kernel, args, program.global_unit)
-    machine = Machine(
-        program,
-        grid,
-        block,
-        memory,
-        parameters,
-        kernel.shared_bytes + shared_bytes,
-        checks,
-        counters,
-        max_steps,
-    )
-    faults: tuple[Fault, ...] = ()
+    for name, text in (("ptx", ptx), ("entry", entry)):
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is of type {type(text).__name__}: give a str")
+    steps, seconds = whole("max_steps", max_steps, 1), _seconds(max_seconds)
+    shape, threads = launch_extents(grid, block)
     try:
-        machine.run()
-    except Stop as stop:
-        faults = (stop.fault,)
+        program = load_program(ptx, entry)
+        kernel = program.kernel
+        total = check_launch(kernel, threads, shared_bytes)
+        memory, parameters = place_arguments(kernel, args, program.global_unit)
+        machine = Machine(
+            program, shape, threads, memory, parameters, total, checks, counters, steps, seconds
+        )
+        faults: tuple[Fault, ...] = ()
+        try:
+            machine.run()
+        except Stop as stop:
+            faults = (stop.fault,)
+    except MemoryError:
+        raise UsageError(
+            f"the simulation of kernel {entry} does not fit into this machine's memory: give smaller arrays, "
+            "or checks=False"
+        ) from None
     return Report(faults, machine.tally.counters() if machine.tally is not None else None)
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not value > 0:
+        raise UsageError(f"max_seconds = {value!r:.80} is not a positive number")
+    return value
 
 
 def simulate(
@@ -142,24 +158,27 @@ def simulate(
     shared_bytes: int = 0,
     checks: bool = True,
     counters: bool = True,
-    max_steps: int | None = None,
+    max_steps: int = MAX_STEPS,
+    max_seconds: float = MAX_SECONDS,
 ) -> Report:
     """Compile CUDA C++ and execute it on the CPU; see `run_ptx`.
 
     Args:
         source: CUDA C++ text.
-        grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
+        grid: Blocks in x, y, z; an integer is x, and what is left out is 1.
+        block: Threads of a block in x, y, z, likewise.
         args: In the order of the kernel's parameters.
         arch: Architecture to compile for.
         entry: Name of an ``extern "C"`` kernel; None where the text has only one.
         shared_bytes: Dynamic shared memory of one block.
         checks: Look for races and the like.
         counters: Count instructions and memory traffic.
-        max_steps: Limit against endless loops.
+        max_steps: Limit of basic blocks, see `run_ptx`.
+        max_seconds: Limit of CPU time of the launch, see `run_ptx`.
 
     Raises:
-        UsageError: The text does not compile, or has not exactly one kernel where no entry is named.
+        UsageError: The text does not compile, or has not exactly one kernel where no entry is named; or as
+            for `run_ptx`.
         ToolchainError: NVRTC is missing or does not know the architecture.
     """
     import re
@@ -167,6 +186,10 @@ def simulate(
     from autotune.code.compiler import compile_text
     from autotune.errors import Rejected
 
+    launch_extents(grid, block)
+    for name, text in (("source", source), ("arch", arch)):
+        if not isinstance(text, str):
+            raise UsageError(f"{name} is of type {type(text).__name__}: give a str")
     if entry is None:
         bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
         names = re.findall(rf"\b__global__\s+{bounds}void\s+{bounds}(\w+)", source)
@@ -188,4 +211,5 @@ def simulate(
         checks=checks,
         counters=counters,
         max_steps=max_steps,
+        max_seconds=max_seconds,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,27 +13,93 @@ from autotune.errors import UsageError
 from autotune.simulator.emitter import DTYPES
 from autotune.simulator.lanes import Extent
 from autotune.simulator.memory import GlobalMemory
-from autotune.simulator.ptx import Kernel, Parameter
+from autotune.simulator.ptx import MAX_ARRAY_BYTES, Kernel, Parameter
+from autotune.values.device import known_devices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def check_launch(kernel: Kernel, grid: Extent, block: Extent, shared_bytes: int) -> None:
-    """Refuse a launch that no GPU would start.
+# Of every compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+MAX_STATIC_SHARED = 48 << 10
+
+
+def launch_extents(grid: Any, block: Any) -> tuple[Extent, Extent]:
+    """Return a grid and a block as three extents each; an integer is x, and what is left out is 1.
 
     Raises:
-        UsageError: An extent is not positive, or the block has more threads than the kernel allows.
+        UsageError: An extent is not an integer, is not positive, or is beyond CUDA's limit.
     """
-    for name, extents in (("grid", grid), ("block", block)):
-        if not isinstance(extents, Sequence) or len(extents) != 3 or min(extents) < 1:
-            raise UsageError(f"{name} {extents} is no launch: give three extents of at least 1")
-    threads = block[0] * block[1] * block[2]
-    limit = kernel.max_threads or 1024
+    return _extents("grid", grid, MAX_GRID), _extents("block", block, MAX_BLOCK)
+
+
+def _extents(name: str, given: Any, limits: Extent) -> Extent:
+    try:
+        values = [index(given)]
+    except TypeError:
+        try:
+            values = [] if isinstance(given, (str, bytes)) else [index(value) for value in given]
+        except TypeError:
+            values = []
+    if not 1 <= len(values) <= 3 or min(values) < 1:
+        raise UsageError(f"{name} {given!r:.80} is no launch: give one to three integers of at least 1")
+    x, y, z = (*values, 1, 1)[:3]
+    for axis, extent, limit in zip("xyz", (x, y, z), limits, strict=True):
+        if extent > limit:
+            raise UsageError(f"{name} {(x, y, z)}: CUDA allows at most {limit} along {axis}")
+    return x, y, z
+
+
+def check_launch(kernel: Kernel, block: Extent, shared_bytes: int) -> int:
+    """Return the shared memory of one block, static and dynamic; refuse a launch that no GPU would start.
+
+    Raises:
+        UsageError: The block has too many threads or too much shared memory for the kernel or its GPU.
+    """
+    threads = math.prod(block)
+    limit = min(kernel.max_threads or MAX_THREADS, MAX_THREADS)
     if threads > limit:
-        raise UsageError(f"block {tuple(block)} has {threads} threads; kernel {kernel.name} allows {limit}")
-    if shared_bytes < 0:
-        raise UsageError(f"shared_bytes = {shared_bytes} is negative")
+        raise UsageError(f"block {block} has {threads} threads; kernel {kernel.name} allows {limit}")
+    dynamic = whole("shared_bytes", shared_bytes, 0)
+    if kernel.shared_bytes > MAX_STATIC_SHARED:
+        raise UsageError(
+            f"kernel {kernel.name} declares {kernel.shared_bytes} bytes of static shared memory; CUDA allows "
+            f"{MAX_STATIC_SHARED}: declare it extern and pass shared_bytes"
+        )
+    total, most = kernel.shared_bytes + dynamic, _most_shared(kernel.capability)
+    if total > most:
+        gpu = "any GPU" if kernel.capability is None else f"sm_{kernel.capability}"
+        raise UsageError(
+            f"a block of kernel {kernel.name} needs {total} bytes of shared memory; {gpu} allows {most}"
+        )
+    return total
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """Return an argument that is an integer.
+
+    Raises:
+        UsageError: It is none, or less than allowed.
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        raise UsageError(f"{name} = {value!r:.80} is not an integer") from None
+    if number < least:
+        raise UsageError(f"{name} = {number} is less than {least}")
+    return number
+
+
+def _most_shared(capability: int | None) -> int:
+    """Return the most shared memory of one block, bytes: of this compute capability, else of its major."""
+    known = {device.capability: device.shared_per_block for device in known_devices().values()}
+    if capability in known:
+        return known[capability]
+    major = [limit for number, limit in known.items() if capability and number // 10 == capability // 10]
+    return max(major or known.values())
 
 
 def place_arguments(
@@ -50,6 +118,10 @@ def place_arguments(
     Raises:
         UsageError: An argument does not fit its parameter, or the number of arguments is wrong.
     """
+    if not isinstance(args, (list, tuple)):
+        raise UsageError(
+            f"the arguments are of type {type(args).__name__}: give a list, one for each parameter"
+        )
     if len(args) != len(kernel.parameters):
         raise UsageError(
             f"kernel {kernel.name} takes {len(kernel.parameters)} arguments; {len(args)} were given"
@@ -75,6 +147,10 @@ def _check_array(position: int, parameter: Parameter, value: NDArray[Any]) -> No
         raise UsageError(f"{where} is a {parameter.type}, not a pointer: give a number, not an array")
     if not value.flags.c_contiguous:
         raise UsageError(f"{where}: the array is not C-contiguous; pass numpy.ascontiguousarray of it")
+    if value.nbytes > MAX_ARRAY_BYTES:
+        raise UsageError(
+            f"{where}: the array has {value.nbytes} bytes; the simulator allows {MAX_ARRAY_BYTES}"
+        )
     if value.dtype.hasobject:
         raise UsageError(f"{where}: an array of Python objects has no bytes for a kernel")
 
@@ -87,6 +163,8 @@ def _encode(position: int, parameter: Parameter, value: Any) -> bytes:
         if len(raw) != parameter.size:
             raise UsageError(f"{where} has {parameter.size} bytes; {len(raw)} were given")
         return raw
+    if parameter.type not in DTYPES:
+        raise UsageError(f"{where} is a {parameter.type}, which no argument can be")
     dtype = np.dtype(DTYPES[parameter.type])
     if parameter.size != dtype.itemsize:
         raise UsageError(
@@ -94,16 +172,20 @@ def _encode(position: int, parameter: Parameter, value: Any) -> bytes:
         )
     if isinstance(value, np.generic) and value.dtype.itemsize != dtype.itemsize:
         raise UsageError(f"{where} is a {parameter.type} of {dtype.itemsize} bytes; {value.dtype} was given")
-    if not isinstance(value, (int, float, np.number, np.bool_)):
+    if not isinstance(value, (int, float, np.number, np.bool_)) or isinstance(value, np.complexfloating):
         raise UsageError(
             f"{where} is a {parameter.type}: give a number or an array, not {type(value).__name__}"
         )
     if dtype.kind == "f":
-        return bytes(dtype.type(value).tobytes())
+        try:
+            with np.errstate(over="ignore"):
+                return bytes(dtype.type(value).tobytes())
+        except OverflowError:
+            raise UsageError(f"{where} is a {parameter.type}: the integer is too large for it") from None
     if isinstance(value, (float, np.floating)):
         raise UsageError(f"{where} is a {parameter.type}: give an integer, not {value!r}")
     number = int(value)
     bits = dtype.itemsize * 8
     if not -(1 << (bits - 1)) <= number < 1 << bits:
-        raise UsageError(f"{where} is a {parameter.type}: {number} does not fit into {bits} bits")
+        raise UsageError(f"{where} is a {parameter.type}: {number!s:.40} does not fit into {bits} bits")
     return int(number % (1 << bits)).to_bytes(int(dtype.itemsize), "little")

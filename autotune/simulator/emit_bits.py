@@ -6,7 +6,7 @@ import re
 from functools import partial
 
 from autotune.simulator.emitter import Emitter, Handler, unsupported
-from autotune.simulator.ptx import TYPE_BITS, Instruction
+from autotune.simulator.ptx import TYPE_BITS, Instruction, integer
 
 
 def _logic(e: Emitter, x: Instruction, name: str) -> None:
@@ -24,7 +24,7 @@ def _shift(e: Emitter, x: Instruction, ufunc: str, general: str) -> None:
     bits = TYPE_BITS[kind]
     value, amount = e.read(x.operands[1], kind), x.operands[2]
     if re.fullmatch(r"\d+|0x[0-9a-fA-F]+", amount):
-        count = int(amount, 0)
+        count = integer(amount)
         if count >= bits and kind[0] != "s":
             e.write(x.operands[0], kind, e.constant(0, kind))
             return
@@ -71,7 +71,7 @@ def _lop3(e: Emitter, x: Instruction) -> None:
     if x.parts != ("lop3", "b32"):
         raise unsupported(x)
     a, b, c = (e.read(operand, "b32") for operand in x.operands[1:4])
-    e.write(x.operands[0], "b32", f"logic3({a}, {b}, {c}, {int(x.operands[4], 0)})")
+    e.write(x.operands[0], "b32", f"logic3({a}, {b}, {c}, {integer(x.operands[4]) & 255})")
 
 
 def _count(e: Emitter, x: Instruction, name: str) -> None:

@@ -7,10 +7,13 @@ import re
 import numpy as np
 
 from autotune.simulator.emitter import DTYPES, SPACES, Emitter, Handler, unsupported
-from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
+from autotune.simulator.ptx import TYPE_BITS, Instruction, integer, natural, split_operands
 
 
 def _memory_parts(x: Instruction) -> tuple[str, int, str]:
+    """Return (space, elements, their type)."""
+    if x.parts[-1] == "pred":
+        raise unsupported(x)
     space = next((s for s in SPACES for part in x.parts if part.split("::")[0] == s), "generic")
     count = next((int(part[1]) for part in x.parts if re.fullmatch(r"v[248]", part)), 1)
     return space, count, x.parts[-1]
@@ -37,12 +40,16 @@ def _ld(e: Emitter, x: Instruction) -> None:
     _check_qualifiers(e, x)
     space, count, element = _memory_parts(x)
     targets = split_operands(x.operands[0].strip("{} "))
+    if len(targets) != count or len(_without_policy(x, x.operands)) != 2:
+        raise unsupported(x)
     if space == "param":
-        found = re.fullmatch(r"\[\s*([\w$]+)\s*(?:\+\s*(\d+)\s*)?\]", x.operands[1])
-        if found is None:
+        found = re.fullmatch(r"\[\s*([\w$]+)\s*(?:\+\s*(\d{1,9})\s*)?\]", x.operands[1])
+        sizes = {parameter.name: parameter.size for parameter in e.kernel.parameters}
+        first, width = int(found[2] or 0) if found else 0, TYPE_BITS[element] // 8
+        if found is None or first + width * len(targets) > sizes.get(found[1], 0):
             raise unsupported(x)
         for number, target in enumerate(targets):
-            start = int(found[2] or 0) + number * TYPE_BITS[element] // 8
+            start = first + number * width
             e.write(target, element, f"M.parameter({found[1]!r}, {start}, {np.dtype(DTYPES[element]).name})")
         return
     address, offset = e.address(x.operands[1])
@@ -55,10 +62,11 @@ def _st(e: Emitter, x: Instruction) -> None:
     _check_qualifiers(e, x)
     space, count, element = _memory_parts(x)
     address, offset = e.address(x.operands[0])
-    if space == "param":
+    sources = split_operands(x.operands[1].strip("{} "))
+    if space == "param" or len(sources) != count or len(_without_policy(x, x.operands)) != 2:
         raise unsupported(x)
     access = e.access(x, space, "st", element, count, offset)
-    values = ", ".join(e.read(operand, element) for operand in split_operands(x.operands[1].strip("{} ")))
+    values = ", ".join(e.read(source, element) for source in sources)
     e.statement(f"M.store({access}, {address}, {e.active}, ({values},))")
 
 
@@ -66,9 +74,9 @@ def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) 
     space, count, element = _memory_parts(x)
     operation = next(part for part in x.parts[1:] if part in _ATOMICS)
     _check_qualifiers(e, x, operation)
-    if count != 1 or element == "f16":
-        raise unsupported(x)
     operands = _without_policy(x, operands)
+    if count != 1 or element == "f16" or len(operands) != (3 if operation == "cas" else 2):
+        raise unsupported(x)
     address, offset = e.address(operands[0])
     access = e.access(x, space, "atom", element, 1, offset)
     values = ", ".join(e.read(operand, element) for operand in operands[1:])
@@ -84,7 +92,7 @@ def _cp(e: Emitter, x: Instruction) -> None:
     if x.parts[:3] == ("cp", "async", "commit_group"):
         e.statement(f"M.async_copies.commit({e.active})")
     elif x.parts[:3] == ("cp", "async", "wait_group"):
-        e.statement(f"M.async_copies.wait({int(x.operands[0], 0)}, {e.active})")
+        e.statement(f"M.async_copies.wait({natural(x.operands[0])}, {e.active})")
     elif x.parts[:3] == ("cp", "async", "wait_all"):
         e.statement(f"M.async_copies.wait(None, {e.active})")
     elif x.parts[:2] == ("cp", "async") and x.parts[2] in ("ca", "cg"):
@@ -100,7 +108,7 @@ def _copy(e: Emitter, x: Instruction) -> None:
         raise unsupported(x)
     shared, shared_offset = e.address(x.operands[0])
     source, source_offset = e.address(x.operands[1])
-    size = int(x.operands[2], 0)
+    size = integer(x.operands[2])
     element, count = {4: ("b32", 1), 8: ("b32", 2), 16: ("b32", 4)}[size]
     to_access = e.access(x, "shared", "ldgsts", element, count, shared_offset)
     from_access = e.access(x, "global", "ldgsts", element, count, source_offset)

@@ -86,12 +86,19 @@ def _slct(e: Emitter, x: Instruction) -> None:
     e.write(x.operands[0], kind, f"where({condition}, {a}, {b})")
 
 
+def _part_bits(x: Instruction, kind: str, parts: int) -> int:
+    """Return the bits of each element of a vector that is moved as one value."""
+    if (TYPE_BITS[kind], parts) not in ((32, 2), (64, 2), (32, 4), (64, 4)):
+        raise unsupported(x)
+    return TYPE_BITS[kind] // parts
+
+
 def _mov(e: Emitter, x: Instruction) -> None:
     kind = x.parts[-1]
     target, source = x.operands
     if target.startswith("{"):
         parts = split_operands(target.strip("{} "))
-        width = TYPE_BITS[kind] // len(parts)
+        width = _part_bits(x, kind, len(parts))
         for number, part in enumerate(parts):
             shifted = (
                 f"right_shift({e.read(source, f'u{kind[1:]}')}, {e.constant(width * number, f'u{kind[1:]}')})"
@@ -102,7 +109,7 @@ def _mov(e: Emitter, x: Instruction) -> None:
             e.write(part, f"u{width}", f"t{number}")
     elif source.startswith("{"):
         parts = split_operands(source.strip("{} "))
-        width, wide, name = TYPE_BITS[kind] // len(parts), f"u{kind[1:]}", f"uint{kind[1:]}"
+        width, wide, name = _part_bits(x, kind, len(parts)), f"u{kind[1:]}", f"uint{kind[1:]}"
         pieces = [
             f"left_shift({e.read(part, f'u{width}')}, {e.constant(width * number, wide)}, dtype={name})"
             for number, part in enumerate(parts)
@@ -126,6 +133,8 @@ def _cvta(e: Emitter, x: Instruction) -> None:
 
 def _isspacep(e: Emitter, x: Instruction) -> None:
     address = e.read(x.operands[1], "u64")
+    if x.parts[1] not in SPACES:
+        raise unsupported(x)
     e.write(x.operands[0], "pred", f"in_space({address}, {x.parts[1]!r})")
 
 
@@ -142,6 +151,8 @@ def _cvt(e: Emitter, x: Instruction) -> None:
     target_name = np.dtype(DTYPES[target]).name
     rounding = modifiers & {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"}
     mode = next(iter(rounding), "")
+    if len(rounding) > 1 or "b" in (source[0], target[0]):
+        raise unsupported(x)
     if mode in ("rz", "rm", "rp"):
         if target != "f32" or source not in ("f64", "s32", "u32") or modifiers != rounding:
             raise unsupported(x)
@@ -152,6 +163,8 @@ def _cvt(e: Emitter, x: Instruction) -> None:
     if "ftz" in modifiers and source == "f32":
         value = f"flush({value})"
     if source[0] == "f" and target[0] != "f":
+        if mode not in ("rni", "rzi", "rmi", "rpi"):
+            raise unsupported(x)
         value = f"float_to_integer({value}, {mode!r}, {target_name})"
     elif source[0] != "f" and target[0] != "f":
         value = (

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access, Emitter, Handler, unsupported
-from autotune.simulator.ptx import Instruction, split_operands
+from autotune.simulator.ptx import Instruction, integer, natural, split_operands
 
+_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
 _SHAPE = re.compile(r"m64n(\d+)k8")
 
 
@@ -50,7 +51,7 @@ def _shfl(e: Emitter, x: Instruction) -> None:
 
 
 def _vote(e: Emitter, x: Instruction) -> None:
-    if x.parts[1] != "sync":
+    if x.parts[1] != "sync" or x.parts[2] not in ("all", "any", "uni", "ballot"):
         raise unsupported(x)
     condition = e.read(x.operands[1], "pred")
     members = e.read(x.operands[2], "b32")
@@ -82,7 +83,7 @@ def _match(e: Emitter, x: Instruction) -> None:
 
 def _redux(e: Emitter, x: Instruction) -> None:
     kind = x.parts[-1]
-    if x.parts[1] != "sync" or kind[0] == "f":
+    if x.parts[1] != "sync" or x.parts[2] not in _REDUCTIONS or kind not in ("b32", "s32", "u32"):
         raise unsupported(x)
     value, members = e.read(x.operands[1], kind), e.read(x.operands[2], "b32")
     call = f"warp.reduce({x.parts[2]!r}, M.lanes, {value}, {members}, {e.active})"
@@ -93,6 +94,8 @@ def _mma(e: Emitter, x: Instruction) -> None:
     if x.opcode != "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
         raise unsupported(x)
     target, a, b, c = (split_operands(operand.strip("{} ")) for operand in x.operands)
+    if [len(part) for part in (target, a, b, c)] != [4, 4, 2, 4]:
+        raise unsupported(x)
     lists = [
         "[" + ", ".join(e.read(name, kind) for name in names) + "]"
         for names, kind in ((a, "b32"), (b, "b32"), (c, "f32"))
@@ -112,7 +115,7 @@ def _wgmma(e: Emitter, x: Instruction) -> None:
     elif x.parts[1] == "commit_group":
         e.statement(f"M.wgmma_commit({e.active})")
     elif x.parts[1] == "wait_group":
-        e.statement(f"M.wgmma_wait({int(x.operands[0], 0)}, {e.active})")
+        e.statement(f"M.wgmma_wait({natural(x.operands[0])}, {e.active})")
     else:
         raise unsupported(x)
 
@@ -124,13 +127,13 @@ def _multiply(e: Emitter, x: Instruction) -> None:
     columns = int(shape[1])
     target, left, right, add, *signs = x.operands
     sums = _register_rows(e, target)
-    if len(sums) != columns // 2 or columns % 8:
-        raise unsupported(x)
     in_registers = left.startswith("{")
+    rows = _register_rows(e, left) if in_registers else None
+    if len(sums) != columns // 2 or columns % 8 or not (rows is None or len(rows) == 4):
+        raise unsupported(x)
     access = e.access(x, "shared", "wgmma", "b32", 1, 0)
     name = f"W{e.index}"
-    rows = _register_rows(e, left) if in_registers else None
-    product = Product(e.names[access], columns, sums, rows, int(signs[0]) * int(signs[1]))
+    product = Product(e.names[access], columns, sums, rows, integer(signs[0]) * integer(signs[1]))
     e.names.setdefault(name, product)
     descriptor = "None" if in_registers else e.read(left, "b64")
     e.statement(

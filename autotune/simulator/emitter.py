@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.faults import UnsupportedPTX
-from autotune.simulator.ptx import TYPE_BITS, Instruction, Kernel
+from autotune.simulator.ptx import TYPE_BITS, Instruction, Kernel, integer
 
 DTYPES: dict[str, Any] = {
     "pred": np.bool_,
@@ -125,8 +125,10 @@ class Emitter:
         return name
 
     def row(self, name: str, kind: str) -> str:
-        """Return the text of a register's row, seen as a PTX type of the same width."""
+        """Return the text of a register's row, seen as a PTX type of its width, or of fewer bits."""
         bits, row = self.rows[name]
+        if bits < TYPE_BITS[kind] or (bits == 1) != (kind == "pred"):
+            raise ValueError(name)
         return f"{_ROWS[bits, kind[0] if bits > 1 else 'b']}[{row}]"
 
     def read(self, operand: str, kind: str) -> str:
@@ -137,10 +139,12 @@ class Emitter:
                 return self.row(operand, kind)
             if have > TYPE_BITS[kind]:
                 unsigned = {8: "uint8", 16: "uint16", 32: "uint32"}[TYPE_BITS[kind]]
-                return f"{self.row(operand, 'b')}.astype({unsigned}).view({np.dtype(DTYPES[kind]).name})"
+                return (
+                    f"{self.row(operand, f'b{have}')}.astype({unsigned}).view({np.dtype(DTYPES[kind]).name})"
+                )
             raise ValueError(operand)
         if operand.startswith("!"):
-            return f"invert({self.read(operand[1:], kind)})"
+            return f"invert({self.row(operand[1:], 'pred')})"
         if operand.startswith("%") or operand == "WARP_SZ":
             if operand not in SPECIAL:
                 raise UnsupportedPTX(f"PTX special register {operand} is not supported by the simulator")
@@ -158,9 +162,8 @@ class Emitter:
             if kind[0] == "f":
                 return self._named(DTYPES[kind](np.uint64(bits).view(np.float64)))
             return self.constant(bits, kind)
-        if kind == "pred":
-            return self.constant(int(operand, 0) != 0, "pred")
-        return self.constant(int(operand.rstrip("U"), 0), kind)
+        number = integer(operand)
+        return self.constant(number != 0 if kind == "pred" else number, kind)
 
     def symbol(self, name: str, kind: str) -> str:
         """Return an expression for a variable's address within its memory space."""
@@ -207,13 +210,13 @@ class Emitter:
         found = re.fullmatch(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\w+)\s*)?\]", operand)
         if found is None:
             raise ValueError(operand)
-        offset = int(found[2], 0) if found[2] else 0
+        offset = integer(found[2]) if found[2] else 0
         name = found[1]
         if name in self.rows:
             return self.row(name, "u32" if self.rows[name][0] == 32 else "u64"), offset
         if name in self.kernel.symbols:
             return self.symbol(name, "u64"), offset
-        return self.constant(int(name, 0), "u64"), offset
+        return self.constant(integer(name), "u64"), offset
 
 
 Handler = Callable[[Emitter, Instruction], None]
@@ -223,4 +226,5 @@ def unsupported(x: Instruction) -> UnsupportedPTX:
     """Return the error that names an instruction."""
     line = f" (source line {x.line})" if x.line else ""
     text = f"{x.opcode} {', '.join(x.operands)}".strip()
+    text = text if len(text) <= 80 else f"{text[:77]}..."
     return UnsupportedPTX(f"PTX instruction {text}{line} is not supported by the simulator")

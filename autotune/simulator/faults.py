@@ -19,6 +19,7 @@ FaultKind = Literal[
     "divergent-warp",
     "write-conflict",
     "endless-loop",
+    "time-limit",
     "deadlock",
     "trap",
 ]
@@ -37,7 +38,8 @@ class Fault:
             async-product (operands of ``wgmma`` changed before its wait, or not fenced before it),
             divergent-barrier (the threads of a block wait at different barriers), divergent-warp (a warp
             operation waits for lanes that never arrive), write-conflict (two blocks store to one global
-            address), endless-loop (the step limit was reached), deadlock, trap.
+            address), endless-loop (the limit of steps was reached), time-limit (the limit of seconds was),
+            deadlock, trap.
         message: One line in words, without the place.
         line: CUDA source line; None without line information.
         block: blockIdx (x, y, z).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -30,7 +31,7 @@ class Lanes:
 
     def __init__(self, grid: Extent, block: Extent, first_block: int, blocks: int) -> None:
         self.grid, self.block_shape, self.first_block, self.blocks = grid, block, first_block, blocks
-        self.threads = block[0] * block[1] * block[2]
+        self.threads = math.prod(block)
         self.stride = -(-self.threads // WARP) * WARP
         self.count = blocks * self.stride
         self.index = np.arange(self.count)
@@ -71,7 +72,7 @@ class Lanes:
             "%lanemask_gt": ~(below | bit),
             "%lanemask_ge": ~below,
             "%smid": block_id.astype(np.uint32),
-            "%nsmid": np.uint32(self.grid[0] * self.grid[1] * self.grid[2]),
+            "%nsmid": np.uint32(min(math.prod(self.grid), 0xFFFFFFFF)),
             "%gridid": np.uint32(0),
         }
 

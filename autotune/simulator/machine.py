@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import numpy as np
 
+from autotune.errors import AutotuneError, UsageError
 from autotune.simulator.counters import Tally
-from autotune.simulator.faults import Stop
+from autotune.simulator.faults import Stop, UnsupportedPTX
 from autotune.simulator.lanes import WARP, Extent, Lanes, bytes_per_lane
 from autotune.simulator.memory import GlobalMemory
 from autotune.simulator.program import Program
-from autotune.simulator.ptx import Instruction
+from autotune.simulator.ptx import Instruction, integer
 from autotune.simulator.races import RaceDetector
 from autotune.simulator.shared import SharedMemory
 from autotune.simulator.synchronisation import BARRIERS, AsyncCopies, Barriers, MBarriers
@@ -23,6 +26,9 @@ GROUP_BYTES = (
 )  # registers, stacks, shared memory and its bookkeeping of those threads, if they can be split
 PATIENCE = 100  # times that lanes may test an mbarrier while nothing else happens
 MAX_STEPS = 1_000_000  # basic blocks that one group of threads may execute
+MAX_SECONDS = 60.0  # of CPU time that a launch may take: a busy or suspended machine does not count
+BLOCK_BYTES = 4 << 30  # that one block may need
+_STEPS_PER_LOOK = 16  # basic blocks between two looks at the clock
 _SHADOW_BYTES = 33  # kept with checks for each unit of shared memory whose races are told apart
 
 
@@ -41,7 +47,8 @@ class Machine(Warpgroups):
         shared_bytes: Static and dynamic shared memory of one block.
         checks: Look for races and the like.
         counters: Count instructions and traffic.
-        max_steps: Basic blocks that one group may execute; None for `MAX_STEPS`.
+        max_steps: Basic blocks that one group may execute.
+        max_seconds: CPU time that the launch may take.
     """
 
     def __init__(
@@ -54,33 +61,55 @@ class Machine(Warpgroups):
         shared_bytes: int,
         checks: bool,
         counters: bool,
-        max_steps: int | None,
+        max_steps: int = MAX_STEPS,
+        max_seconds: float = MAX_SECONDS,
     ) -> None:
         tally = Tally(program) if counters else None
         super().__init__(memory, parameters, program.kernel.local_bytes, checks, tally)
         self.program, self.grid, self.block_shape, self.shared_bytes = program, grid, block, shared_bytes
-        self.max_steps = MAX_STEPS if max_steps is None else max_steps
+        self.max_steps, self.max_seconds = max_steps, max_seconds
         self._blocks_allocated = 0
+        self._at = 0  # the basic block that runs
 
     def run(self) -> None:
         """Run every block of the grid.
 
         Raises:
-            Stop: The first fault.
+            Stop: The first fault, or a limit was reached.
+            UsageError: One block needs too much memory.
+            UnsupportedPTX: A statement makes no sense to NumPy: operands of types that no compiler combines.
         """
-        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        blocks = math.prod(self.grid)
         step = self._blocks_at_once()
+        self._deadline = time.thread_time() + self.max_seconds
         with np.errstate(all="ignore"):
             for first in range(0, blocks, step):
                 self._begin(first, min(step, blocks - first))
-                self._execute()
+                self._look_at_clock(0)
+                try:
+                    self._execute()
+                except (AutotuneError, Stop, MemoryError):
+                    raise
+                except Exception as error:
+                    line = self.program.line_of(self._at)
+                    where = f" near source line {line}" if line else ""
+                    raise UnsupportedPTX(
+                        f"PTX of kernel {self.program.kernel.name}{where} is not supported by the simulator "
+                        f"({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+                    ) from error
 
     def _blocks_at_once(self) -> int:
         stride = Lanes(self.grid, self.block_shape, 0, 1).stride
         lane_bytes = bytes_per_lane(self.program.layout.row_counts) + self.local_bytes + 64
         shadow = _SHADOW_BYTES * self.shared_bytes // self.program.shared_unit if self.checks else 0
         shared = self.shared_bytes + shadow
-        return max(1, min(MAX_LANES // stride, GROUP_BYTES // (stride * lane_bytes + shared)))
+        block = stride * lane_bytes + shared
+        if block > BLOCK_BYTES:
+            raise UsageError(
+                f"one block of kernel {self.program.kernel.name} needs {block} bytes of registers, stacks "
+                f"and shared memory; the simulator allows {BLOCK_BYTES}: launch fewer threads"
+            )
+        return max(1, min(MAX_LANES // stride, GROUP_BYTES // block))
 
     def _begin(self, first: int, blocks: int) -> None:
         """Set up a group of blocks; its arrays serve all groups of that size."""
@@ -238,7 +267,7 @@ class Machine(Warpgroups):
         """Read a 32-bit operand of a control transfer, ``[lanes]``."""
         if operand in self.program.layout.rows:
             return self.u[self.program.layout.rows[operand][1]]
-        return np.full(self.lanes.count, int(operand, 0) & 0xFFFFFFFF, np.uint32)
+        return np.full(self.lanes.count, integer(operand) & 0xFFFFFFFF, np.uint32)
 
     def _arrive(self, control: Instruction, chosen: Any) -> None:
         """Bring lanes to a barrier."""
@@ -335,13 +364,28 @@ class Machine(Warpgroups):
 
     def _count_step(self, number: int, mask: Any) -> None:
         self.steps += 1
+        self._at = number
         if self.steps > self.max_steps:
             lane = 0 if mask is None else int(np.argmax(mask))
-            message = f"the kernel did not end within {self.max_steps} basic blocks"
+            message = (
+                f"the kernel did not end within {self.max_steps} basic blocks: raise max_steps if it would"
+            )
             raise self.lanes.stop("endless-loop", message, self.program.line_of(number), lane)
+        if self.steps % _STEPS_PER_LOOK == 0:
+            self._look_at_clock(number)
         if self.tally is not None:
             warps, threads = self.lanes.count // WARP, self.lanes.count
             if mask is not None:
                 warps = int(np.count_nonzero(mask.reshape(-1, WARP).any(axis=1)))
                 threads = int(np.count_nonzero(mask))
             self.tally.add_block(number, warps, threads)
+
+    def _look_at_clock(self, number: int) -> None:
+        """Stop a launch that has used up its time at a basic block."""
+        if time.thread_time() > self._deadline:
+            done, blocks = self.lanes.first_block, math.prod(self.grid)
+            message = (
+                f"the kernel did not end within {self.max_seconds:g} s of CPU time, with {done} of {blocks} "
+                "blocks done: raise max_seconds, or launch less"
+            )
+            raise self.lanes.stop("time-limit", message, self.program.line_of(number), 0)

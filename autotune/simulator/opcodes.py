@@ -19,6 +19,28 @@ _HANDLERS: dict[str, Handler] = {
     **emit_memory.HANDLERS,
     **emit_warp.HANDLERS,
 }
+# Opcode to (how many operands it may have, first letters of the types that it ends with).
+_FORMS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("add", "sub", "mul", "div"), ("3", "usf")),
+    **dict.fromkeys(("min", "max"), ("34", "usf")),
+    **{"rem": ("3", "us"), "mad": ("4", "usf"), "fma": ("4", "f"), "copysign": ("3", "f")},
+    **dict.fromkeys(("abs", "neg"), ("2", "sf")),
+    **dict.fromkeys(("sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "testp"), ("2", "f")),
+    **dict.fromkeys(("and", "or", "xor"), ("3", "bp")),
+    **{"not": ("2", "bp"), "shl": ("3", "b"), "shr": ("3", "bus"), "bfe": ("4", "us"), "bfi": ("5", "b")},
+    **dict.fromkeys(("cnot", "popc", "clz", "brev"), ("2", "b")),
+    **{"bfind": ("2", "us"), "shf": ("4", "b"), "prmt": ("4", "b"), "lop3": ("5", "b")},
+    **{"setp": ("34", "busf"), "set": ("3", "busf"), "selp": ("4", "busf"), "slct": ("4", "fs")},
+    **{"mov": ("2", "busfp"), "cvt": ("2", "busf"), "cvta": ("2", "u"), "isspacep": ("2", "")},
+    **{
+        "shfl": ("5", "b"),
+        "vote": ("3", "pb"),
+        "match": ("3", "b"),
+        "redux": ("3", "bus"),
+        "elect": ("2", ""),
+    },
+    **{"activemask": ("1", "b"), "mma": ("4", "f")},
+}
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
 _WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "elect", "wgmma")
 
@@ -48,14 +70,17 @@ def emit(layout: Layout, x: Instruction, index: int, masked: bool) -> list[str]:
     handler = _HANDLERS.get(x.parts[0])
     if handler is None:
         raise unsupported(x)
+    counts, kinds = _FORMS.get(x.parts[0], ("", ""))
+    if (counts and str(len(x.operands)) not in counts) or (kinds and x.parts[-1][0:1] not in kinds):
+        raise unsupported(x)
     guard = []
-    if x.predicate is not None:
-        condition = Emitter(layout, index, None).read(x.predicate, "pred")
-        condition = f"invert({condition})" if x.negated else condition
-        guard = [f"q = {condition}{' & m' if masked else ''}", f"M.predicated({index}, q)"]
-    emitter = Emitter(layout, index, "q" if guard else "m" if masked else None)
     try:
+        if x.predicate is not None:
+            condition = Emitter(layout, index, None).row(x.predicate, "pred")
+            condition = f"invert({condition})" if x.negated else condition
+            guard = [f"q = {condition}{' & m' if masked else ''}", f"M.predicated({index}, q)"]
+        emitter = Emitter(layout, index, "q" if guard else "m" if masked else None)
         handler(emitter, x)
-    except (KeyError, IndexError, ValueError, TypeError, StopIteration):
+    except (KeyError, IndexError, ValueError, TypeError, StopIteration, OverflowError):
         raise unsupported(x) from None
     return guard + emitter.lines

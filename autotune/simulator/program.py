@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
 from autotune.simulator.opcodes import emit, is_control, is_warp_wide
-from autotune.simulator.ptx import Instruction, Kernel, parse_kernel
+from autotune.simulator.ptx import Instruction, Kernel, integer, parse_kernel
 
 BlockFunction = Callable[[Any, Any], None]
 _RUNS = {"fma.rn.f32": 3, "mul.f32": 2, "mul.rn.f32": 2, "mov.f32": 1, "mov.b32": 1, "mov.u32": 1}
@@ -68,8 +69,6 @@ class Program:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.layout = Layout(kernel)
-        self._check_names()
-        self._split()
         self._functions: dict[tuple[int, bool], BlockFunction] = {}
         self._namespace = self.layout.names
         self._namespace.update({name: getattr(np, name) for name in _UFUNCS})
@@ -81,7 +80,9 @@ class Program:
             }
         )
         self._namespace["warp"] = warp
+        self._check_names()
         self._check_opcodes()
+        self._split()
         self.shared_unit = self._smallest("shared", ("ld", "st", "atom", "red"))
         self.global_unit = self._smallest("global", ("st",))
         self.uses_mbarriers = any(x.parts[0] == "mbarrier" for x in kernel.instructions)
@@ -107,24 +108,54 @@ class Program:
     def _check_opcodes(self) -> None:
         """Emit one instruction of each form, so that an unknown one is refused before anything runs."""
         seen = set()
-        for index, instruction in enumerate(self.kernel.instructions):
-            form = (
-                instruction.opcode,
-                *(operand[0] if operand[0] in "%[{" else "" for operand in instruction.operands),
-            )
-            if form in seen:
+        rows = self.layout.rows
+        for index, x in enumerate(self.kernel.instructions):
+            if is_control(x):
+                self._check_control(x)
                 continue
-            seen.add(form)
-            if is_control(instruction):
-                self._check_control(instruction)
-            else:
-                emit(self.layout, instruction, index, False)
+            if is_warp_wide(x) and x.parts[0] not in ("mma", "wgmma"):
+                self._check_words(x, x.operands[-1:] or ("",))
+            registers = (rows[o][0] if o in rows else o[:1] if o[:1] in "[{" else "" for o in x.operands)
+            form = (x.opcode, rows.get(x.predicate or "", (0,))[0], *registers)
+            if form not in seen:
+                seen.add(form)
+                emit(self.layout, x, index, False)
 
     def _check_control(self, x: Instruction) -> None:
-        if x.parts[0] in ("bar", "barrier"):
-            rest = tuple(part for part in x.parts[1:] if part not in ("cta", "aligned"))
-            if rest not in (("sync",), ("arrive",)) and not (rest[:1] == ("red",) and rest[1] in _REDUCTIONS):
-                raise unsupported(x)
+        """Refuse a control transfer that leads nowhere, or whose operands the machine cannot read."""
+        rows, labels = self.layout.rows, self.kernel.labels
+        name, operands = x.parts[0], list(x.operands)
+        if x.predicate is not None and rows.get(x.predicate, (0,))[0] != 1:
+            raise unsupported(x)
+        if name == "bra":
+            known = len(operands) == 1 and operands[0] in labels
+        elif name == "brx":
+            table = self.kernel.tables.get(operands[1], ()) if len(operands) == 2 else ()
+            known = bool(table) and labels.keys() >= set(table)
+            self._check_words(x, operands[:1])
+        elif name in ("bar", "barrier"):
+            form = tuple(part for part in x.parts[1:] if part not in ("cta", "aligned"))
+            known = form in (("sync",), ("arrive",))
+            if form[:1] == ("red",) and form[1:2] and form[1] in _REDUCTIONS and len(operands) > 2:
+                target, condition = rows.get(operands.pop(0), (0,))[0], operands.pop().removeprefix("!")
+                known = target == (32 if form[1] == "popc" else 1) and rows.get(condition, (0,))[0] == 1
+            known &= 1 + (form == ("arrive",)) <= len(operands) <= 2
+            self._check_words(x, operands)
+        else:
+            known = not operands
+        if not known:
+            raise unsupported(x)
+
+    def _check_words(self, x: Instruction, operands: Sequence[str]) -> None:
+        """Refuse operands other than 32-bit registers and integers."""
+        for operand in operands:
+            try:
+                if operand not in self.layout.rows:
+                    integer(operand)
+                elif self.layout.rows[operand][0] != 32:
+                    raise unsupported(x)
+            except ValueError:
+                raise unsupported(x) from None
 
     @staticmethod
     def is_plain_barrier(x: Instruction) -> bool:
@@ -159,7 +190,7 @@ class Program:
         number = {start: position for position, start in enumerate(starts)}
         self.targets = {name: number.get(index, len(starts)) for name, index in self.kernel.labels.items()}
         self.blocks = []
-        for start, stop in zip(starts, [*starts[1:], len(instructions)], strict=True):
+        for start, stop in pairwise([*starts, len(instructions)]):
             last, first = instructions[stop - 1], instructions[start]
             control = last if is_control(last) else None
             members = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import UsageError
@@ -75,7 +76,8 @@ class Kernel:
     Attributes:
         name: Entry name.
         parameters: In order.
-        max_threads: Product of ``.maxntid``, None if not stated.
+        max_threads: Product of ``.maxntid`` or ``.reqntid``, None if not stated.
+        capability: Compute capability it was compiled for, 90 for 9.0; None if not stated.
         symbols: Variables by name.
         shared_bytes: Static shared memory, where dynamic shared memory begins.
         local_bytes: Stack of one thread.
@@ -88,6 +90,7 @@ class Kernel:
     name: str
     parameters: list[Parameter]
     max_threads: int | None
+    capability: int | None = None
     symbols: dict[str, Symbol] = field(default_factory=dict)
     shared_bytes: int = 0
     local_bytes: int = 0
@@ -97,13 +100,24 @@ class Kernel:
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+# Of CUDA, for every compute capability (CUDA C++ Programming Guide, "Technical Specifications").
+MAX_LOCAL_BYTES = 512 << 10  # of one thread
+MAX_CONST_BYTES = 64 << 10
+MAX_ARRAY_BYTES = 1 << 39  # of one array; each has an address window of twice that
+_MOST_REGISTERS = 1 << 20  # names a kernel may declare; compilers declare some thousands
+
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-_LABEL = re.compile(r"([$\w]+):(?!:)\s*")
+_STATEMENT = re.compile(r"\s*(?:(\.(?:loc|file|section)\b[^\n]*)|([{}])|([$\w]+:)(?!:)|([^;]*);)")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%$\w]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
+_INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,19}|0[xX][0-9a-fA-F]{1,16}|0[bB][01]{1,64})U?", re.ASCII)
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.(?:align\s+\d+|ptr|global|shared|const|local)\s+)*\.(\w+)\s+"
+    r"(?:\.(?:align\s+\d+|ptr|global|shared|const|local)\s+)*([\w$]+)\s*(?:\[(\d{1,9})\])?"
+)
 _VARIABLE = re.compile(
-    r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?"
-    r"\.(\w+)\s+([\w$]+)\s*((?:\[\d*\])*)\s*(?:=\s*(.*))?",
+    r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d{1,9})\s+)?"
+    r"\.(\w+)\s+([\w$]+)\s*((?:\[\d{0,18}\])*)\s*(?:=\s*(.*))?",
     re.S,
 )
 
@@ -125,6 +139,28 @@ def split_operands(text: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def integer(text: str) -> int:
+    """Read an integer operand.
+
+    Raises:
+        ValueError: It is none, or needs more than 64 bits.
+    """
+    if _INTEGER.fullmatch(text) is None or not -(1 << 63) <= (value := int(text.rstrip("U"), 0)) < 1 << 64:
+        raise ValueError(text[:80])
+    return value
+
+
+def natural(text: str) -> int:
+    """Read an integer operand that is not negative.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if (value := integer(text)) < 0:
+        raise ValueError(text)
+    return value
+
+
 def parse_kernel(ptx: str, entry: str) -> Kernel:
     """Parse one kernel of a PTX text.
 
@@ -141,28 +177,26 @@ def parse_kernel(ptx: str, entry: str) -> Kernel:
     if header is None:
         present = re.findall(r"\.entry\s+([\w$]+)", text)
         raise UsageError(f"the PTX has no kernel {entry!r}: it has {', '.join(present) or 'none'}")
-    limits = re.search(r"\.maxntid\s+([\d,\s]+)", header[2])
-    max_threads = None
-    if limits:
-        max_threads = 1
-        for extent in limits[1].split(","):
-            max_threads *= int(extent)
-    kernel = Kernel(entry, _parameters(header[1] or ""), max_threads)
+    limits = re.search(r"\.(?:max|req)ntid\s+(\d{1,9}(?:\s*,\s*\d{1,9}){0,2})\b", header[2])
+    target = re.search(r"^\s*\.target\s+sm_(\d{2,3})", text, re.M)
+    kernel = Kernel(
+        entry,
+        [_parameter(part) for part in split_operands((header[1] or "").strip())],
+        math.prod(int(extent) for extent in limits[1].split(",")) if limits else None,
+        int(target[1]) if target else None,
+    )
     end = _closing_brace(text, header.end())
     _module_variables(kernel, text)
     _Body(kernel).read(text[header.end() : end])
     return kernel
 
 
-def _parameters(text: str) -> list[Parameter]:
-    found = []
-    for declaration in filter(None, (part.strip() for part in text.split(","))):
-        words = declaration.split()
-        kind = next(word[1:] for word in words[1:] if word[1:] in TYPE_BITS)
-        array = re.fullmatch(r"([\w$]+)\[(\d+)\]", words[-1])
-        name, count = (array[1], int(array[2])) if array else (words[-1], 1)
-        found.append(Parameter(name, kind, TYPE_BITS[kind] // 8 * count))
-    return found
+def _parameter(text: str) -> Parameter:
+    """Read one parameter, such as ".param .align 8 .b8 k_param_3[16]"."""
+    found = _PARAMETER.fullmatch(text)
+    if found is None or found[1] not in TYPE_BITS:
+        raise UnsupportedPTX(f"PTX parameter {text[:80]!r} is not supported by the simulator")
+    return Parameter(found[2], found[1], TYPE_BITS[found[1]] // 8 * int(found[3] or 1))
 
 
 def _closing_brace(text: str, start: int) -> int:
@@ -183,7 +217,12 @@ def _module_variables(kernel: Kernel, text: str) -> None:
         outside.append(text[position : function.start()])
         position = _closing_brace(text, function.end()) + 1
     outside.append(text[position:])
-    for statement in "".join(outside).split(";"):
+    for statement in map(str.strip, "".join(outside).split(";")):
+        stray = statement and statement[0] not in ".}"
+        if stray or re.search(r"^\s*\.loc\b", statement, re.M):
+            raise UnsupportedPTX(
+                f"PTX statement {' '.join(statement.split())[:80]!r} stands outside a function"
+            )
         declaration = re.search(r"(?:\.\w+\s+)*\.(?:shared|global|const)\s.*", statement, re.S)
         if declaration:
             _declare(kernel, declaration[0])
@@ -192,18 +231,18 @@ def _module_variables(kernel: Kernel, text: str) -> None:
 def _declare(kernel: Kernel, statement: str) -> str:
     """Add one variable to the kernel and return its name."""
     found = _VARIABLE.fullmatch(statement.strip())
-    if found is None:
+    if found is None or found[3] not in TYPE_BITS or found[3] == "pred" or found[2] == "0":
         raise UnsupportedPTX(f"PTX declaration {statement.strip()[:80]!r} is not supported by the simulator")
     space, kind, name = found[1], found[3], found[4]
     width = TYPE_BITS[kind] // 8
     align = int(found[2] or width)
-    count = 1
-    for extent in re.findall(r"\[(\d*)\]", found[5]):
-        count *= int(extent or 0)
-    size = width * count
-    initial = b""
-    if found[6]:
-        initial = b"".join(_initial_bytes(number, width) for number in re.findall(r"[^\s{},]+", found[6]))
+    size = width * math.prod(int(extent or 0) for extent in re.findall(r"\[(\d*)\]", found[5]))
+    initial = b"".join(_initial_bytes(number, width) for number in re.findall(r"[^\s{},]+", found[6] or ""))
+    if len(initial) > size:
+        raise UnsupportedPTX(f"PTX variable {name} of {size} bytes has initial values of {len(initial)}")
+    most = {"const": MAX_CONST_BYTES, "local": MAX_LOCAL_BYTES, "global": MAX_ARRAY_BYTES}.get(space)
+    if most is not None and size + (kernel.local_bytes if space == "local" else 0) > most:
+        raise UsageError(f"PTX variable {name} has {size} bytes; .{space} memory allows {most}")
     if space == "local":
         offset = -(-kernel.local_bytes // align) * align
         kernel.local_bytes = offset + size
@@ -236,11 +275,30 @@ class _Body:
         self.line = 0
         self.scopes: list[dict[str, str]] = []
         self.scope_starts: list[int] = []
-        self.scope_count = 0
+        self.inner_names = 0
 
     def read(self, body: str) -> None:
-        for statement in self._statements(body):
-            self._statement(statement)
+        position = 0
+        while position < len(body):
+            found = _STATEMENT.match(body, position)
+            if found is None:
+                if rest := body[position:].strip():
+                    raise UnsupportedPTX(f"PTX statement {rest[:80]!r} has no end")
+                break
+            position = found.end()
+            directive, brace, label, statement = found.groups()
+            if label is not None:
+                self._label(label[:-1])
+            elif brace is not None:
+                self._brace(brace)
+            else:
+                text = " ".join((directive or statement).split())
+                try:
+                    self._statement(text)
+                except (IndexError, ValueError):
+                    raise UnsupportedPTX(f"PTX statement {text[:80]!r} cannot be read") from None
+        if self.scopes:
+            raise UnsupportedPTX("the PTX text ends inside a scope")
         # Dynamic shared memory begins behind every static variable, wherever it was declared.
         end = -(-self.kernel.shared_bytes // 16) * 16
         for name, symbol in self.kernel.symbols.items():
@@ -248,47 +306,26 @@ class _Body:
                 self.kernel.symbols[name] = Symbol("shared", end, 0)
                 self.kernel.shared_bytes = end
 
-    def _statements(self, body: str) -> Iterator[str]:
-        pending = ""
-        for raw in body.split("\n"):
-            text = raw.strip()
-            if not text:
-                continue
-            if re.match(r"\.(loc|file|section)\b", text) and not pending:
-                yield text
-                continue
-            pending = f"{pending} {text}" if pending else text
-            while pending:
-                if (label := _LABEL.match(pending)) and not pending.startswith("@"):
-                    yield label[0].strip()
-                    pending = pending[label.end() :]
-                elif pending[0] in "{}":
-                    yield pending[0]
-                    pending = pending[1:].lstrip()
-                elif (end := pending.find(";")) >= 0:
-                    yield pending[:end].strip()
-                    pending = pending[end + 1 :].lstrip()
-                else:
-                    break
+    def _label(self, name: str) -> None:
+        self.kernel.labels[self._declared(name, self.kernel.labels)] = len(self.kernel.instructions)
+
+    def _brace(self, brace: str) -> None:
+        if brace == "{":
+            self.scopes.append({})
+            self.scope_starts.append(len(self.kernel.instructions))
+        elif self.scopes:
+            self._close_scope()
+        else:
+            raise UnsupportedPTX("the PTX text closes a scope that it did not open")
 
     def _statement(self, text: str) -> None:
         kernel = self.kernel
-        if text == "{":
-            self.scopes.append({})
-            self.scope_starts.append(len(kernel.instructions))
-            self.scope_count += 1
-        elif text == "}":
-            self._close_scope()
-        elif text.endswith(":"):
-            kernel.labels[self._declared(text[:-1]) if self.scopes else text[:-1]] = len(kernel.instructions)
-        elif re.match(r"\.loc\b", text):
+        if text.startswith(".loc "):
             self.line = int(text.split()[2]) or self.line
         elif text.startswith(".reg"):
             self._registers(text)
         elif text.startswith(".branchtargets"):
-            label = next(
-                name for name, at in reversed(kernel.labels.items()) if at == len(kernel.instructions)
-            )
+            label = next(reversed(kernel.labels), "")  # it stands before the list
             kernel.tables[label] = split_operands(text.removeprefix(".branchtargets").strip())
         elif text.startswith((".shared", ".local")):
             _declare(kernel, text)
@@ -305,15 +342,24 @@ class _Body:
             raise UnsupportedPTX(f"PTX declaration {text!r} is not supported by the simulator")
         bits = max(TYPE_BITS[words[1]], 16) if words[1] != "pred" else 1
         for name in split_operands(words[2]):
-            many = re.fullmatch(r"([%$\w]+)<(\d+)>", name)
-            for single in [f"{many[1]}{number}" for number in range(int(many[2]))] if many else [name]:
-                self.kernel.registers[self._declared(single) if self.scopes else single] = bits
+            many = re.fullmatch(r"([%$\w]+)<(\d{1,7})>", name)
+            if not many and not re.fullmatch(r"[%$\w]+", name):
+                raise UnsupportedPTX(f"PTX declaration {text[:80]!r} is not supported by the simulator")
+            count = int(many[2]) if many else 1
+            if len(self.kernel.registers) + count > _MOST_REGISTERS:
+                raise UnsupportedPTX(f"{text[:80]!r}: a kernel may declare {_MOST_REGISTERS} registers")
+            for single in [f"{many[1]}{number}" for number in range(count)] if many else [name]:
+                self.kernel.registers[self._declared(single, self.kernel.registers)] = bits
 
-    def _declared(self, name: str) -> str:
-        """Return a unique spelling for a name of an inner scope."""
-        unique = f"{name}${self.scope_count}"
-        self.scopes[-1][name] = unique
-        return unique
+    def _declared(self, name: str, known: Mapping[str, int]) -> str:
+        """Return the spelling of a name that is declared here: that of an inner scope is made unique."""
+        if name in (self.scopes[-1] if self.scopes else known):
+            raise UnsupportedPTX(f"PTX name {name} is declared twice")
+        if self.scopes:
+            self.inner_names += 1
+            unique = self.scopes[-1][name] = f"{name}${self.inner_names}"
+            return unique
+        return name
 
     def _close_scope(self) -> None:
         """Forget the names of the innermost scope; branches to its labels may stand before the label."""

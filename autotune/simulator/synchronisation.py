@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import Lanes
 
 BARRIERS = 16  # per block, as in hardware
 SLOT_BYTES = 8  # of an mbarrier
+MOST_MBARRIERS = 256  # of a block: what threads know of each other's grows with the square
 
 
 class Barriers:
@@ -99,13 +101,23 @@ class MBarriers:
         return self._expected[slots] > 0
 
     def initialise(self, slots: Any, counts: Any, slots_per_block: int) -> None:
-        """Create mbarriers that expect a number of arrivals per phase."""
-        for offset in np.unique(slots % slots_per_block).tolist():
-            if offset not in self._columns:
-                self._columns[offset] = len(self._columns)
-                self.observed = np.pad(self.observed, ((0, 0), (0, 1)))
-                self.published = np.pad(self.published, ((0, 0), (0, 1)))
-                self.carried = np.pad(self.carried, ((0, 0), (0, 1), (0, 1)))
+        """Create mbarriers that expect a number of arrivals per phase.
+
+        Raises:
+            UnsupportedPTX: A block has more than `MOST_MBARRIERS`.
+        """
+        offsets = np.unique(slots % slots_per_block).tolist()
+        new = [offset for offset in offsets if offset not in self._columns]
+        before, more = len(self._columns), (0, len(new))
+        if before + len(new) > MOST_MBARRIERS:
+            raise UnsupportedPTX(
+                f"the simulator supports {MOST_MBARRIERS} mbarriers per block; this has more"
+            )
+        self._columns.update({offset: before + number for number, offset in enumerate(new)})
+        self.observed = np.pad(self.observed, ((0, 0), more))
+        self.published = np.pad(self.published, ((0, 0), more))
+        self.carried = np.pad(self.carried, ((0, 0), more, more))
+        for offset in offsets:
             column = self._columns[offset]
             here = slots % slots_per_block == offset
             self._column[slots[here]] = column
