@@ -24,10 +24,11 @@ import share
 from optuna.storages.journal import JournalFileSymlinkLock
 
 from autotune.errors import UsageError
+from autotune.paths import install_command
 from autotune.records.schema import RecordedDevice
 from autotune.search import WAIT
 from autotune.sharing import SharedSearch, Storage, open_search
-from autotune.sharing.journal import Lock, open_journal
+from autotune.sharing.journal import Lock
 from autotune.sharing.pulse import BEAT_S, PATIENCE, Pulse
 from autotune.space.space import Legal
 from autotune.values.device import named_device
@@ -397,6 +398,114 @@ def test_a_study_whose_creator_died_at_once_is_adopted(journal, join, monkeypatc
     assert join(journal, name="mine").ask() == 0
 
 
+# ------------------------------------------------------------------------------------ strange rows
+
+
+ENDED = {"outcome": "measured", "process": "elsewhere:1:abc"}
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("-inf"), float("nan")])
+def test_a_time_that_is_none_is_measured_again(url, join, value):
+    search = join(url)
+    storage, study_id = search._shared._storage, search._shared._id
+    template = optuna.trial.create_trial(
+        state=optuna.trial.TrialState.RUNNING, user_attrs={**ENDED, "index": 3}
+    )
+    storage.set_trial_state_values(
+        storage.create_new_trial(study_id, template), optuna.trial.TrialState.COMPLETE, [value]
+    )
+    given = []
+    while (index := search.ask()) is not None:
+        given.append(index)
+        search.tell(index, TIMES[index], "measured")
+    assert sorted(given) == list(range(len(LEGAL)))
+    assert search.outcomes()[3].median_ms == TIMES[3]
+    assert search.best[1] == pytest.approx(min(TIMES))
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"index": True},
+        {"index": False},
+        {"index": 1.0},
+        {"index": "1"},
+        {"index": None},
+        {"index": [1]},
+        {"index": -1},
+        {"index": len(LEGAL)},
+        {"index": 10**30},
+        {},
+        {"index": 1, "outcome": "won"},
+        {"index": 1, "outcome": ["crash"]},
+        {"index": 1, "outcome": {"a": 1}},
+        {"index": 1, "outcome": "measured"},
+    ],
+)
+@pytest.mark.parametrize("state", ["RUNNING", "FAIL", "WAITING", "PRUNED"])
+def test_a_row_that_nobody_understands_costs_no_point(journal, join, attributes, state):
+    search = join(journal, patience=3)
+    template = optuna.trial.create_trial(
+        state=optuna.trial.TrialState[state], user_attrs={"process": "elsewhere:1:abc", **attributes}
+    )
+    search._shared._storage.create_new_trial(search._shared._id, template)
+    given = []
+    while (index := search.ask()) is not None:
+        if index != WAIT:
+            given.append(index)
+            search.tell(index, TIMES[index], "measured")
+    assert sorted(given) == list(range(len(LEGAL)))
+
+
+def test_a_process_that_never_beat_is_dead_all_the_same(url, join):
+    search = join(url, patience=3)
+    template = optuna.trial.create_trial(
+        state=optuna.trial.TrialState.RUNNING, user_attrs={"process": "elsewhere:1:abc", "index": 5}
+    )
+    search._shared._storage.create_new_trial(search._shared._id, template)
+    until(lambda: (search._refresh(), "elsewhere:1:abc" in search._pulse.dead)[1])
+    assert {search.ask() for _ in LEGAL.ordinals} == set(range(len(LEGAL)))
+
+
+def test_what_another_wrote_is_safe_to_print(url, join):
+    search, other = join(url), join(url)
+    index = other.ask()
+    other._shared.finish(other._given[index], None, {}, {"outcome": "crash", "why": "\x1b[2J" + 5000 * "x"})
+    search._refresh()
+    why = search.outcomes()[index].why
+    assert why.isprintable()
+    assert len(why) == 500
+
+
+def test_an_attribute_that_is_not_json_costs_no_point(url_of, join):
+    import sqlalchemy
+
+    search = join(url_of("sqlite"))
+    index = search.ask()
+    with search._shared._storage.engine.begin() as connection:
+        connection.execute(sqlalchemy.text("UPDATE trial_user_attributes SET value_json = '{'"))
+    assert join(f"sqlite:///{search._shared._storage.engine.url.database}").ask() == index
+
+
+def test_no_password_reaches_the_study_or_a_note(url_of, join, request):
+    plain, secret = url_of("postgresql"), "hunter2secret"
+    login, server = plain.replace("postgres@", f"postgres:{secret}@"), request.getfixturevalue("server")
+    searches = [join(login), join(f"{plain}?password={secret}")]
+    for search in searches:
+        search.tell(search.ask(), 1.0, "measured")
+    study = study_of(searches[0])
+    assert secret not in repr((study.user_attrs, study.study_name))
+    assert secret not in repr([trial.__dict__ for trial in study.trials])
+    server.stop()
+    try:
+        for search in searches:
+            search.ask()
+    finally:
+        server.start()
+    assert len(join.said) == 2
+    assert secret not in repr(join.said)
+
+
 # ------------------------------------------------------------------------------------ Optuna's tools
 
 
@@ -434,10 +543,15 @@ def closed_port() -> int:
         ("{folder}/text.log", "no journal of Optuna"),
         ("{folder}/torn.log", "damaged"),
         ("journal:{folder}", "Is a directory"),
+        ("journal:{folder}/fifo", "not seekable"),
+        ("journal:/dev/zero", "no journal of Optuna"),
+        ("journal:~nobody-here/a.log", "No such file"),
+        ("sqlite:///{folder}/fifo", "storage sqlite"),
     ],
 )
 def test_a_storage_that_cannot_be_used_is_one_clear_line(url, why, tmp_path):
     (tmp_path / "text.log").write_text("my notes\nthey stay\n")
+    os.mkfifo(tmp_path / "fifo")
     (tmp_path / "torn.log").write_text('{"op_code": 0, "study\n{}\n')
     with pytest.raises(UsageError, match=why) as caught:
         Storage(url.format(folder=tmp_path, port=closed_port()))
@@ -458,7 +572,7 @@ def test_a_missing_driver_names_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert "needs the Python package psycopg: pip install 'autotune-cuda[postgres]'" in last
+    assert "needs the Python package psycopg: " + install_command("postgres") in last
     assert "secret" not in last
 
 
@@ -531,7 +645,7 @@ def test_a_line_that_a_killed_writer_left_is_cut_off(journal, join):
     lines = path.read_bytes().splitlines()
     assert path.read_bytes().startswith(whole)
     assert all(json.loads(line) for line in lines)
-    open_journal(path)
+    Storage(journal)
 
 
 def test_a_lock_that_a_killed_writer_left_is_taken_away(journal, join, monkeypatch):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autotune.errors import UsageError
+from autotune.outside import printable
+from autotune.sharing.url import StorageUrl
 
 KINDS = "postgresql://user@host/database, sqlite:///file or journal:file"
 
@@ -54,17 +56,17 @@ class StorageLost(Exception):
     """An operation on a storage failed on every attempt; the message says why."""
 
 
-def unusable(url: str, why: str) -> UsageError:
+def unusable(url: StorageUrl, why: str) -> UsageError:
     """Return the error for a storage that cannot be used from the start."""
-    return UsageError(f"storage {url} cannot be used: {why}; check that it is there, or give {KINDS}")
+    return UsageError(f"storage {url.shown} cannot be used: {why}; check that it is there, or give {KINDS}")
 
 
-def reason(error: BaseException) -> str:
-    """Return in one line why a storage failed, in the words of its innermost layer."""
+def reason(error: BaseException, url: StorageUrl) -> str:
+    """Return in one line why a storage failed, in the words of its innermost layer, without secrets."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    lines = [line.strip() for line in url.without_secrets(str(error)).splitlines() if line.strip()]
+    return printable(lines[0], 300) if lines else type(error).__name__
 
 
 def failures() -> tuple[type[Exception], ...]:

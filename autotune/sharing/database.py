@@ -18,12 +18,15 @@ import json
 import random
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.sharing.backend import Entry, reason, unusable
+from autotune.paths import install_command
+from autotune.sharing.backend import Entry, failures, reason, unusable
+from autotune.sharing.url import StorageUrl
 
 CONNECT_TIMEOUT_S = 10
 STALL_MS = 15_000  # a client that stalls within a transaction loses its session, and its locks with it
@@ -33,52 +36,62 @@ MOST = 1000  # trials in one statement
 RETRY_S = (0.1, 0.2, 0.4, 0.8, 1.6)  # processes that create the tables at once make each other fail
 
 
-def open_database(url: str) -> tuple[str, Any]:
-    """Open a PostgreSQL or SQLite database.
-
-    Returns:
-        The URL without its password, and an `optuna.storages.RDBStorage`.
+def open_database(url: StorageUrl) -> Any:
+    """Open a PostgreSQL or SQLite database as an `optuna.storages.RDBStorage`.
 
     Raises:
-        UsageError: It is neither, cannot be reached, or its Python package is missing.
+        UsageError: It is neither, cannot be reached, or needs a Python package that is missing.
     """
-    from optuna.exceptions import StorageInternalError
     from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError, SQLAlchemyError
+    from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
 
+    if url.text.startswith("postgres") and url.text.count("@") > 1:
+        raise unusable(url, "it has more than one @: write %40 for an @ in a user name or password")
     try:
-        parsed = make_url(url.replace("postgres://", "postgresql://", 1))
+        parsed = make_url(url.text.replace("postgres://", "postgresql://", 1))
     except (ArgumentError, ValueError):
-        raise unusable(url.rpartition("@")[2], "it is not a URL") from None
-    shown = parsed.render_as_string(hide_password=True)
-    if parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
+        parsed = None
+    if parsed is None or "://" not in url.text:
+        raise unusable(url, "it is not a URL")
     kind = parsed.get_backend_name()
     if kind not in ("postgresql", "sqlite"):
-        raise unusable(shown, f"{kind} is not supported")
+        raise unusable(url, f"{kind} is not supported")
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
     if kind == "sqlite":
         folder = Path(parsed.database or "").parent
         if parsed.database in (None, "", ":memory:"):
-            raise unusable(shown, "a database in memory cannot be shared")
+            raise unusable(url, "a database in memory cannot be shared")
         if not folder.is_dir():
-            raise unusable(shown, f"there is no folder {folder}")
+            raise unusable(url, f"there is no folder {folder}")
     for pause in (*RETRY_S, None):
+        # What is raised is raised outside of the handlers: what they handle may quote the password.
+        missing = False
         try:
-            return shown, _opened(parsed, kind)
+            return _opened(parsed, kind)
         except ImportError:
-            raise UsageError(
-                f"storage {shown} needs the Python package {parsed.get_driver_name()}: "
-                "pip install 'autotune-cuda[postgres]'"
-            ) from None
-        except (SQLAlchemyError, StorageInternalError) as error:
-            refused = isinstance(error, OperationalError) and kind == "postgresql"
-            refused = refused or type(error) is DatabaseError  # a file that is no database
-            if pause is None or refused:
-                raise unusable(shown, reason(error)) from None
-            time.sleep(pause * random.uniform(0.5, 1.5))
-        except RuntimeError as error:  # tables of another Optuna
-            raise unusable(shown, reason(error)) from None
+            missing = True
+        except Exception as error:  # of SQLAlchemy, Optuna, the driver or the resolver of host names
+            why = reason(error, url)
+            final = isinstance(error, OperationalError) and kind == "postgresql"
+            final |= type(error) is DatabaseError  # a file that is no database
+            final |= isinstance(error, ArgumentError)
+            final |= (
+                not isinstance(error, failures()) or type(error) is RuntimeError
+            )  # tables of another Optuna
+        if missing:
+            raise UsageError(_missing(url, parsed.drivername.partition("+")[2]))
+        if final or pause is None:
+            raise unusable(url, why)
+        time.sleep(pause * random.uniform(0.5, 1.5))
     raise AssertionError("the last attempt returned or raised")
+
+
+def _missing(url: StorageUrl, driver: str) -> str:
+    """Return what to do where the Python package of a database is missing."""
+    if driver == "psycopg":
+        return f"storage {url.shown} needs the Python package psycopg: {install_command('postgres')}"
+    return f"storage {url.shown} needs the Python package {driver}: install it, or give postgresql://"
 
 
 def _opened(url: Any, kind: str) -> Any:
@@ -187,7 +200,7 @@ class DatabaseTrials:
                 ids = list(of_trial)[begin : begin + MOST]
                 stored = select(attributes.trial_id, attributes.key, attributes.value_json)
                 for trial_id, key, text in connection.execute(stored.where(attributes.trial_id.in_(ids))):
-                    of_trial[trial_id][key] = json.loads(text)
+                    of_trial[trial_id][key] = _value(text)
                 timed = select(values.trial_id, values.value).where(values.trial_id.in_(ids))
                 measured.update(tuple(row) for row in connection.execute(timed))
         self._ids.update((number, trial_id) for trial_id, number, _ in changed)
@@ -227,7 +240,7 @@ class DatabaseTrials:
                 raise KeyError(trial_id)
             if state != TrialState.RUNNING:
                 there = select(stored.key, stored.value_json).where(stored.trial_id == trial_id)
-                found = {key: json.loads(text) for key, text in connection.execute(there)}
+                found = {key: _value(text) for key, text in connection.execute(there)}
                 return attributes.items() <= found.items()
             if rows:
                 connection.execute(insert(self._parameters), rows)
@@ -246,3 +259,10 @@ class DatabaseTrials:
             for key, each in attributes.items()
         ]
         connection.execute(insert(self._attributes), rows)
+
+
+def _value(text: str) -> Any:
+    """Return the JSON value of an attribute; None for what somebody wrote there that is none."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None

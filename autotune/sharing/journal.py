@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotune.sharing.backend import Entry, unusable
+from autotune.sharing.backend import Entry, reason, unusable
+from autotune.sharing.url import StorageUrl
 
 START = b'{"op_code"'  # of every journal
 BLOCK = 4096
@@ -27,13 +28,13 @@ PAUSE_S = 0.001, 0.05  # longest pause between two attempts to get the lock: the
 def journal_path(url: str) -> Path | None:
     """Return the journal file that a URL names, or None when it names no journal."""
     if url.startswith("journal:"):
-        return Path(url.removeprefix("journal:").removeprefix("//")).expanduser()
+        return Path(os.path.expanduser(url.removeprefix("journal:").removeprefix("//")))
     if "://" not in url and url.endswith((".log", ".journal")):
-        return Path(url).expanduser()
+        return Path(os.path.expanduser(url))
     return None
 
 
-def open_journal(path: Path) -> Any:
+def open_journal(path: Path, url: StorageUrl) -> Any:
     """Open a journal, which is created if it does not exist.
 
     Returns:
@@ -45,7 +46,6 @@ def open_journal(path: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    url = f"journal:{path}"
     try:
         with path.open("ab+") as file:
             file.seek(0)
@@ -53,7 +53,7 @@ def open_journal(path: Path) -> Any:
                 raise unusable(url, "the file is no journal of Optuna")
         return JournalStorage(JournalFileBackend(str(path), lock_obj=Lock(path)))
     except OSError as error:
-        raise unusable(url, error.strerror or str(error)) from None
+        raise unusable(url, error.strerror or reason(error, url)) from None
     except (ValueError, KeyError) as error:
         raise unusable(url, f"the file is damaged ({error})") from None
 

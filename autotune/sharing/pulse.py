@@ -76,8 +76,10 @@ class Pulse:
         self._study.set_attribute(self._key, self._count)
         dead = set()
         heard, self._heard = self._heard, set()
-        for key, number in self._study.attributes().items():
-            if not key.startswith(PREFIX) or key == self._key:
+        counts = {key: each for key, each in self._study.attributes().items() if key.startswith(PREFIX)}
+        silent = dict.fromkeys((PREFIX + process for process in heard), 0) | dict.fromkeys(self._last, 0)
+        for key, number in (silent | counts).items():  # one may begin a trial and never have counted
+            if key == self._key:
                 continue
             before, still = self._last.get(key, (None, 0))
             process = key.removeprefix(PREFIX)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from autotune.errors import REJECTION_KINDS
+from autotune.outside import printable
 from autotune.search import WAIT, Search
 from autotune.sharing.backend import Entry, StorageLost
 from autotune.sharing.pulse import Pulse
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from autotune.space.space import Legal
 
 WHY_CHARACTERS = 500
+REJECTED = (*REJECTION_KINDS, "rejected")  # the last by a caller that names no kind
 
 
 @dataclass(frozen=True)
@@ -296,7 +300,9 @@ class SharedSearch:
     def _sync(self) -> None:
         for entry in self._shared.changes():
             index = entry.attributes.get("index")
-            if isinstance(index, int) and 0 <= index < len(self._legal):
+            if type(index) is int and 0 <= index < len(
+                self._legal
+            ):  # not True, of which nobody knows what it means
                 self._note(entry, index, str(entry.attributes.get("process")))
 
     def _note(self, entry: Entry, index: int, process: str) -> None:
@@ -312,11 +318,10 @@ class SharedSearch:
             return
         self._open.pop(entry.number, None)
         wanting.discard(entry.number)
-        left = "left" in entry.attributes  # beside an outcome, where its process died before the trial ended
-        if entry.value is not None or ("outcome" in entry.attributes and not left):
-            outcome = str(entry.attributes.get("outcome", "measured"))
-            why = str(entry.attributes.get("why", ""))
-            told = self._outcomes.setdefault(index, Told(index, outcome, entry.value, why))
+        if (outcome := _outcome(entry)) is not None:
+            why = printable(str(entry.attributes.get("why", "")), WHY_CHARACTERS)
+            median_ms = entry.value if outcome == "measured" else None
+            told = self._outcomes.setdefault(index, Told(index, outcome, median_ms, why))
             if index not in self._given:
                 self._learn(told)
         elif index in self._given and self._given[index] == entry.number:
@@ -362,3 +367,17 @@ class SharedSearch:
                 "and stores its outcomes when the storage is back"
             )
         self._pulse.answers = False
+
+
+def _outcome(entry: Entry) -> str | None:
+    """Return the outcome of a trial that has ended, or None where it has none that can be used.
+
+    Whoever can write to the storage may have written anything: a time that is none, an unknown word. The
+    point is then measured again.
+    """
+    if entry.value is not None:
+        return "measured" if math.isfinite(entry.value) and entry.value > 0 else None
+    if "left" in entry.attributes:  # beside an outcome, where its process died before the trial ended
+        return None
+    outcome = entry.attributes.get("outcome")
+    return outcome if outcome in REJECTED else None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from autotune.sharing.backend import Entry, StorageLost, Trials, failures, reason, unusable
 from autotune.sharing.database import DatabaseTrials, open_database
 from autotune.sharing.journal import JournalTrials, journal_path, open_journal
+from autotune.sharing.url import StorageUrl
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class Storage:
         url: ``postgresql://...``, ``sqlite:///file``, ``journal:file``, or a file ending in .log or .journal.
 
     Attributes:
-        url: Without its password.
+        url: Its URL, with what may be shown of it.
         optuna: The `optuna.storages.BaseStorage`.
 
     Raises:
@@ -32,14 +33,13 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         path = journal_path(url)
+        self.url = StorageUrl.of(url) if path is None else StorageUrl.of_journal(path)
         self._trials: type[DatabaseTrials] | type[JournalTrials]
         with _quiet():
             if path is None:
-                self.url, self.optuna = open_database(url)
-                self._trials = DatabaseTrials
+                self.optuna, self._trials = open_database(self.url), DatabaseTrials
             else:
-                self.url, self.optuna = f"journal:{path}", open_journal(path)
-                self._trials = JournalTrials
+                self.optuna, self._trials = open_journal(path, self.url), JournalTrials
 
     def study(self, name: str, distributions: Mapping[str, Any]) -> SharedStudy:
         """Open a study, which is created if it does not exist.
@@ -49,7 +49,7 @@ class Storage:
         """
         try:
             with _quiet():
-                study_id, created = retried(lambda: self._found(name))
+                study_id, created = retried(lambda: self._found(name), self.url)
         except StorageLost as error:
             raise unusable(self.url, str(error)) from None
         return SharedStudy(self, name, study_id, created, self._trials(self.optuna, study_id, distributions))
@@ -70,13 +70,14 @@ class SharedStudy:
 
     Attributes:
         name: Name of the study.
-        url: URL of its storage, without a password.
+        url: URL of its storage, without secrets.
         created: Whether this process created it.
     """
 
     def __init__(self, storage: Storage, name: str, study_id: int, created: bool, trials: Trials) -> None:
         self.name = name
-        self.url = storage.url
+        self.url = storage.url.shown
+        self._url = storage.url
         self.created = created
         self._storage = storage.optuna
         self._id = study_id
@@ -84,28 +85,31 @@ class SharedStudy:
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Set an attribute of the study to a JSON value."""
-        retried(lambda: self._storage.set_study_user_attr(self._id, key, value))
+        self._retried(lambda: self._storage.set_study_user_attr(self._id, key, value))
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of the study."""
-        return dict(retried(lambda: self._storage.get_study_user_attrs(self._id)))
+        return dict(self._retried(lambda: self._storage.get_study_user_attrs(self._id)))
 
     def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
         """Add a RUNNING trial; it may be added twice where the storage's answer was lost."""
-        retried(lambda: self._trials.create(parameters, attributes))
+        self._retried(lambda: self._trials.create(parameters, attributes))
 
     def changes(self) -> list[Entry]:
         """Return the trials that are new or have ended since the last call, by number."""
-        return retried(self._trials.changes)
+        return self._retried(self._trials.changes)
 
     def finish(
         self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
         """End a RUNNING trial; False when it had ended before, and not with these attributes."""
-        return retried(lambda: self._trials.finish(number, value, parameters, attributes))
+        return self._retried(lambda: self._trials.finish(number, value, parameters, attributes))
+
+    def _retried(self, call: Callable[[], T]) -> T:
+        return retried(call, self._url)
 
 
-def retried(call: Callable[[], T]) -> T:
+def retried(call: Callable[[], T], url: StorageUrl) -> T:
     """Call until that succeeds, and return the outcome.
 
     Raises:
@@ -118,9 +122,10 @@ def retried(call: Callable[[], T]) -> T:
         except KeyError:
             raise StorageLost("the study was deleted") from None
         except expected as error:
-            if pause is None:
-                raise StorageLost(reason(error)) from None
-            time.sleep(pause)
+            why = reason(error, url)
+        if pause is None:  # outside of the handler: what it handles may quote a password
+            raise StorageLost(why)
+        time.sleep(pause)
     raise AssertionError("the last attempt returned or raised")
 
 
