@@ -50,7 +50,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nothing_told_yet(monkeypatch):
-    monkeypatch.setattr(best, "_told", set())
+    monkeypatch.setattr(best, "_told", {})
 
 
 def small(problem, preset="tiny_block"):
@@ -132,9 +132,9 @@ def test_operands_that_lie_otherwise_get_a_variant(plain, offsets, extras):
     assert plain(a, b, out=out) is out
     close(out, X @ Y)
     assert np.isnan(around[:-1, 24:]).all()  # nothing is written between the rows
-    count = len(plain._variants)
+    count = len(plain._variants.made)
     plain(a, b, out=out)
-    assert len(plain._variants) == count
+    assert len(plain._variants.made) == count
 
 
 def test_a_variant_is_compiled_only_when_the_code_differs(root):
@@ -144,10 +144,10 @@ def test_a_variant_is_compiled_only_when_the_code_differs(root):
     narrow = all(one.config[name] == 1 for name in ("vec_a",))
     assert narrow
     one(placed(X, 1), Y)  # scalar loads of A take any address
-    assert [enqueue is one._enqueue for enqueue in one._variants.values()] == [True]
+    assert [enqueue is one._enqueue for enqueue in one._variants.made.values()] == [True]
     one(X, placed(Y, 1))  # vector loads of B do not
-    assert [enqueue is one._enqueue for enqueue in one._variants.values()] == [True, False]
-    assert next(iter(one._variants)) == Strided(*SIZE, align_a=1)
+    assert [enqueue is one._enqueue for enqueue in one._variants.made.values()] == [True, False]
+    assert next(iter(one._variants.made)) == Strided(*SIZE, align_a=1)
 
 
 # --- bad operands ---
@@ -324,7 +324,7 @@ def test_exact_tells_of_an_estimate(tmp_path):
 
 def test_differences_are_said_once_in_words(monkeypatch, root):
     simulated = best.machine_of("simulator")
-    monkeypatch.setattr(best, "_told", set())
+    monkeypatch.setattr(best, "_told", {})
     choice = next(Choices(Problem(*SIZE), simulated.device, Store(root)).all())
     binary = cubins.load_or_compile(choice.source.text, choice.source.entry, "sm_90", depot=Depot(root))
     assert list(best._differences(choice, binary, simulated)) == []  # nothing is timed there

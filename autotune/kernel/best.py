@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -10,24 +9,22 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from autotune import records
-from autotune.code import cubins
 from autotune.code.compiler import Binary
-from autotune.code.depot import Depot
-from autotune.errors import DeviceError, RecordMissing, Rejected, ToolchainError, UsageError
+from autotune.errors import DeviceError, RecordMissing, ToolchainError, UsageError
 from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
-from autotune.kernel.kernel import CheckedKernel, Kernel, Machine
+from autotune.kernel.kernel import CheckedKernel, Kernel, Machine, compiled
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
 from autotune.records import Store
 from autotune.space.space import Space, families
+from autotune.values.device import whole_number
 from autotune.values.problem import MATHS, Problem, asked_maths
 from autotune.values.suite import Shape
 
 Policy = Literal["any", "exact"]
 SIMULATOR = "simulator"
 
-_told: set[str] = set()
-_telling = threading.Lock()
+_told: dict[str, object] = {}
 
 
 def best_kernel(
@@ -131,7 +128,7 @@ def load(
     choices = Choices(problem, machine.device, store, spaces=spaces)
     failed: Exception | None = None
     for choice in choices.exact() if policy == "exact" else choices.all():
-        outcome = _compiled(choice, machine, store.depot)
+        outcome = compiled(choice, machine, store.depot)
         if isinstance(outcome, Binary):
             try:
                 if strict is None:
@@ -216,27 +213,15 @@ def machine_of(device: int | str | None) -> Machine:
     """
     if device is None:
         return cuda_machine(current_ordinal())
-    if isinstance(device, int) and not isinstance(device, bool):
-        return cuda_machine(device)
     if isinstance(device, str):
         name, _, target = device.partition(":")
         if name == SIMULATOR:
             return simulated_machine(target or DEFAULT_TARGET)
+    else:
+        with suppress(UsageError):
+            return cuda_machine(whole_number(device))
     raise UsageError(
-        f"device {device!r} is none: give the CUDA ordinal of a GPU, or 'simulator' or 'simulator:NAME'"
-    )
-
-
-def _compiled(choice: Choice, machine: Machine, depot: Depot) -> Binary | Rejected:
-    measured_with = choice.record.toolchain.nvrtc if choice.record and choice.served == "exact" else None
-    source = choice.source
-    return cubins.load_or_compile(
-        source.text,
-        source.entry,
-        machine.device.arch,
-        nvrtc=measured_with,
-        options=machine.options,
-        depot=depot,
+        f"device {device!r:.60} is none: give the CUDA ordinal of a GPU, or 'simulator' or 'simulator:NAME'"
     )
 
 
@@ -255,8 +240,6 @@ def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[s
 
 def _tell(message: str) -> None:
     """Warn, once in a process."""
-    with _telling:
-        if message in _told:
-            return
-        _told.add(message)
-    warnings.warn(message, stacklevel=4)
+    mark = object()
+    if _told.setdefault(message, mark) is mark:  # one step, so that no lock is held where a process forks
+        warnings.warn(message, stacklevel=4)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,13 +84,14 @@ class Choices:
         self.device = device
         self.spaces = families(problem, device) if spaces is None else list(spaces)
         self._store = store
+        self._winners, self._refused = self._looked_up()
 
     def exact(self) -> Iterator[Choice]:
         """Yield what was measured for this problem on this device: winners, then finalists, fastest first.
 
         The records of the user's folder go first, all of them.
         """
-        for winners in self._looked_up[0]:
+        for winners in self._winners:
             yield from winners
             for winner in winners:
                 assert winner.record is not None
@@ -102,7 +102,7 @@ class Choices:
 
     def missing(self) -> str:
         """Return in one line why there is nothing exact."""
-        told = "; ".join(self._looked_up[1]) or f"no record of {self.problem} on {self.device.name}"
+        told = "; ".join(self._refused) or f"no record of {self.problem} on {self.device.name}"
         names = [space.family for space in self.spaces]
         with suppress(RecordError):
             if self._store.best(self.device, names, self.problem, estimated=True) is not None:
@@ -132,7 +132,6 @@ class Choices:
             return _recorded_ms(choice)
         return self._estimated(choice)
 
-    @cached_property
     def _looked_up(self) -> tuple[list[list[Choice]], list[str]]:
         """The records of each folder that serve the problem exactly, fastest first; and why others do not."""
         winners: list[list[Choice]] = []

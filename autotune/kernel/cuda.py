@@ -18,13 +18,13 @@ from typing import Any
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.libraries import Taken, cupy_stream, take
+from autotune.kernel.libraries import PER_THREAD_DEFAULT, Taken, cupy_stream, is_capturing, take
+from autotune.kernel.once import Once
 from autotune.values.device import Device, current_device
+from autotune.values.faults import known_fault
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 _INVALID_CONTEXT = 201  # CUresult
-_PER_THREAD_DEFAULT = 2  # this handle is another stream in every thread
-_DEFAULTS = (0, 1, _PER_THREAD_DEFAULT)
 
 
 class CudaMachine:
@@ -48,6 +48,9 @@ class CudaMachine:
         self.ndarray: Any = cupy.ndarray
         self.current_stream = get_current_stream
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same_machine, (self.ordinal, self.device)
+
     def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
         """Turn arrays into operands on a stream: see `autotune.kernel.libraries.take`."""
         return take(a, b, out, stream)
@@ -63,21 +66,41 @@ class CudaMachine:
     def answer(self, enqueue: Callable[[int], None], stream: int) -> float:
         """Wait for the float that a launch on a stream writes, given its address; 0 where it writes none."""
         import cupy
+        from cupy.cuda import runtime
 
+        if is_capturing(runtime, stream):
+            raise UsageError(
+                f"stream {stream:#x} is being captured, where the host cannot look at the operands first: "
+                "capture a kernel that was made without check_finite"
+            )
         with cupy_stream(self.ordinal, stream):
             found = cupy.zeros(1, cupy.float32)
             enqueue(found.data.ptr)
             return float(found.get()[0])
 
 
-@cache
+_machines: Once[int, CudaMachine] = Once()
+
+
 def cuda_machine(ordinal: int) -> CudaMachine:
     """Return the GPU with a CUDA ordinal.
 
     Raises:
         DeviceError: CuPy or the driver is missing, or this process sees no such GPU.
     """
-    return CudaMachine(ordinal, current_device(ordinal))
+    return _machines(ordinal, lambda: CudaMachine(ordinal, current_device(ordinal)))
+
+
+def _same_machine(ordinal: int, device: Device) -> CudaMachine:
+    """Return the GPU on which a kernel was pickled, or another of its kind with the same ordinal."""
+    machine = cuda_machine(ordinal)
+    here = machine.device
+    if (here.slug, here.arch, here.sm_count) != (device.slug, device.arch, device.sm_count):
+        raise DeviceError(
+            f"the kernel was pickled for {device.name} ({device.sm_count} SMs), and GPU {ordinal} is "
+            f"{here.name} ({here.sm_count} SMs) here: call best_kernel here"
+        )
+    return machine
 
 
 def current_ordinal() -> int:
@@ -112,15 +135,16 @@ def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
     from cupy_backends.cuda.api import driver
 
     launch = source.launch
-    with _current(runtime, ordinal):
-        try:
+    try:
+        with _current(runtime, ordinal):
             module = Module()
             module.load(cubin)
             function = module.get_function(source.entry)
             if launch.shared_bytes > 0:  # above 48 KiB a kernel must opt in
                 driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
-        except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
-            raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {error}") from None
+    except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
+        why = known_fault(str(error)) or str(error)
+        raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {why}") from None
     geometry = (function.ptr, *launch.grid, *launch.block, launch.shared_bytes)
     enqueue = CudaLaunch(ordinal, geometry, launch.workspace_bytes, driver, runtime, function)
     if launch.workspace_bytes:  # now, because a captured stream cannot allocate
@@ -156,8 +180,7 @@ class CudaLaunch:
         self._errors: tuple[type[Exception], ...] = (driver.CUDADriverError, runtime.CUDARuntimeError)
         self._runtime = runtime
         self._kept = kept
-        self._workspaces: dict[Any, Any] = {}
-        self._lock = threading.Lock()
+        self._workspaces: Once[Any, Any] = Once()
         self._buffers: list[_Arguments] = []
 
     def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
@@ -208,7 +231,8 @@ class CudaLaunch:
                 return
         except self._errors as again:
             error = again
-        raise DeviceError(f"GPU {self._ordinal} refuses the launch on stream {stream:#x}: {error}") from None
+        why = known_fault(str(error)) or str(error)
+        raise DeviceError(f"GPU {self._ordinal} refuses the launch on stream {stream:#x}: {why}") from None
 
     def workspace(self, stream: int) -> int:
         """Return the address of a stream's workspace, allocated and zeroed when it is first asked for.
@@ -216,19 +240,16 @@ class CudaLaunch:
         Raises:
             UsageError: It is not there yet, and the stream is being captured.
         """
-        key = (stream, threading.get_ident()) if stream == _PER_THREAD_DEFAULT else stream
-        memory = self._workspaces.get(key)
+        key = (stream, threading.get_ident()) if stream == PER_THREAD_DEFAULT else stream
+        memory = self._workspaces.made.get(key)  # without a call where it is there
         if memory is None:
-            with self._lock:
-                memory = self._workspaces.get(key)
-                if memory is None:
-                    memory = self._workspaces[key] = self._allocated(stream)
+            memory = self._workspaces(key, lambda: self._allocated(stream))
         return int(memory.ptr)
 
     def _allocated(self, stream: int) -> Any:
         from cupy.cuda import Memory
 
-        if stream not in _DEFAULTS and self._runtime.streamIsCapturing(stream):
+        if is_capturing(self._runtime, stream):
             raise UsageError(
                 f"this kernel needs {self._workspace_bytes} bytes of workspace for stream {stream:#x}, which "
                 "cannot be allocated while it is captured: call the kernel once on this stream before"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -14,12 +13,22 @@ from autotune.code.depot import Depot
 from autotune.code.finite import finite_check
 from autotune.code.render import Source
 from autotune.code.sources import rendered
-from autotune.errors import ConfigError, Rejected, SpaceError, ToolchainError, UsageError
+from autotune.errors import (
+    AutotuneError,
+    ConfigError,
+    DeviceError,
+    Rejected,
+    SpaceError,
+    ToolchainError,
+    UsageError,
+)
 from autotune.kernel.choices import Choice, Served
 from autotune.kernel.libraries import Taken
+from autotune.kernel.once import Once
 from autotune.kernel.operands import Operand, leading, scalar, stream_pointer, strided
 from autotune.space.space import Config
 from autotune.values.device import Device
+from autotune.values.faults import cuda_fault
 from autotune.values.problem import FLOAT_BYTES, Problem, Strided
 
 if TYPE_CHECKING:
@@ -67,10 +76,16 @@ class Machine(Protocol):
         """Wait for the float that a launch on a stream writes, given its address; 0 where it writes none."""
 
 
+class NoArray:
+    """A type that no operand has: a kernel with this ``ndarray`` has no short way."""
+
+
 class Kernel:
     """C = alpha op(A) op(B) + beta C by one launch of a tuned kernel; made by `best_kernel`.
 
     Any number of threads may call it at once. Keep it as long as a CUDA graph that captured it is in use.
+    A copy of a kernel is the kernel itself; one that was pickled is loaded from its source again, on a GPU of
+    the same kind.
 
     Attributes:
         problem: The problem it computes.
@@ -91,12 +106,11 @@ class Kernel:
         self.config: Config = choice.config
         self.source: str = choice.source.text
         self.device: Device = machine.device
-        self._space = choice.space
+        self._choice = choice
         self._machine = machine
         self._depot = depot
         self._enqueue = machine.load(choice.source, binary)
-        self._variants: dict[Problem, Enqueue] = {}
-        self._lock = threading.Lock()
+        self._variants: Once[Problem, Enqueue] = Once()
         # for the short way
         self.ndarray: Any = machine.ndarray
         self._ordinal = machine.ordinal
@@ -131,37 +145,41 @@ class Kernel:
                 nothing was written.
             DeviceError: The driver refuses the launch.
         """
-        kind = self.ndarray
-        if type(a) is kind and type(b) is kind and type(out) is kind:
-            a_memory, b_memory, c_memory = a.data, b.data, out.data
-            a_address, b_address, c_address = a_memory.ptr, b_memory.ptr, c_memory.ptr
-            a_bytes, b_bytes, c_bytes = self._bytes
-            ordinal = self._ordinal
-            if (
-                (a.shape, b.shape, out.shape) == self._shapes
-                and a.dtype is _FLOAT32
-                and b.dtype is _FLOAT32
-                and out.dtype is _FLOAT32
-                and a._c_contiguous
-                and b._c_contiguous
-                and out._c_contiguous
-                and not (a_address | b_address | c_address) & _UNALIGNED
-                and (a_address + a_bytes <= c_address or c_address + c_bytes <= a_address)
-                and (b_address + b_bytes <= c_address or c_address + c_bytes <= b_address)
-                and a_memory.device_id == ordinal
-                and b_memory.device_id == ordinal
-                and c_memory.device_id == ordinal
-                and type(alpha) is float
-                and type(beta) is float
-                and (beta == 0.0 or self._reads_c)
-            ):
-                if stream is None:
-                    stream = self._current_stream(ordinal).ptr  # type: ignore[arg-type]  # a GPU has one
-                elif type(stream) is not int:
-                    stream = stream_pointer(stream)
-                self._enqueue(a_address, b_address, c_address, alpha, beta, stream)
-                return out
-        return self.run(self._machine.take(a, b, out, stream), out, alpha, beta)
+        try:
+            kind = self.ndarray
+            if type(a) is kind and type(b) is kind and type(out) is kind:
+                a_memory, b_memory, c_memory = a.data, b.data, out.data
+                a_address, b_address, c_address = a_memory.ptr, b_memory.ptr, c_memory.ptr
+                a_bytes, b_bytes, c_bytes = self._bytes
+                ordinal = self._ordinal
+                if (
+                    (a.shape, b.shape, out.shape) == self._shapes
+                    and a.dtype is _FLOAT32
+                    and b.dtype is _FLOAT32
+                    and out.dtype is _FLOAT32
+                    and a._c_contiguous
+                    and b._c_contiguous
+                    and out._c_contiguous
+                    and not (a_address | b_address | c_address) & _UNALIGNED
+                    and (a_address + a_bytes <= c_address or c_address + c_bytes <= a_address)
+                    and (b_address + b_bytes <= c_address or c_address + c_bytes <= b_address)
+                    and a_memory.device_id == ordinal
+                    and b_memory.device_id == ordinal
+                    and c_memory.device_id == ordinal
+                    and type(alpha) is float
+                    and type(beta) is float
+                    and (beta == 0.0 or self._reads_c)
+                ):
+                    if stream is None:
+                        stream = self._current_stream(ordinal).ptr  # type: ignore[arg-type]  # a GPU has one
+                    elif type(stream) is not int:
+                        stream = stream_pointer(stream)
+                    self._enqueue(a_address, b_address, c_address, alpha, beta, stream)
+                    return out
+            return self.run(self._machine.take(a, b, out, stream), out, alpha, beta)
+        except Exception as error:
+            raise_fault(error)
+            raise
 
     def launch(self, a: int, b: int, c: int, alpha: float = 1.0, beta: float = 0.0, stream: int = 0) -> None:
         """Enqueue one multiplication on addresses; nothing is checked.
@@ -177,7 +195,11 @@ class Kernel:
         Raises:
             DeviceError: The driver refuses the launch.
         """
-        self._enqueue(a, b, c, alpha, beta, stream)
+        try:
+            self._enqueue(a, b, c, alpha, beta, stream)
+        except Exception as error:
+            raise_fault(error)
+            raise
 
     def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
         """Check operands, find the variant that can take them, and enqueue it, as `__call__` does.
@@ -240,13 +262,7 @@ class Kernel:
         """Return the launch for these operands, compiled when they are first seen."""
         if problem is self.problem:
             return self._enqueue
-        found = self._variants.get(problem)
-        if found is None:
-            with self._lock:
-                found = self._variants.get(problem)
-                if found is None:
-                    found = self._variants[problem] = self._made(problem)
-        return found
+        return self._variants(problem, lambda: self._made(problem))
 
     def _made(self, problem: Problem) -> Enqueue:
         """Fit the config to the operands, and compile it if that gives another kernel.
@@ -255,10 +271,10 @@ class Kernel:
             UsageError: No variant of the config can take them.
             ToolchainError: The variant does not compile.
         """
-        device = self.device
+        device, space = self.device, self._choice.space
         try:
-            config = self._space.fitted(self.config, problem, device)
-            source = rendered(self._space, config, problem, device, depot=self._depot)
+            config = space.fitted(self.config, problem, device)
+            source = rendered(space, config, problem, device, depot=self._depot)
         except (ConfigError, SpaceError) as error:
             raise UsageError(
                 f"no variant of this kernel takes {problem}: pass arrays without gaps between rows, "
@@ -275,6 +291,15 @@ class Kernel:
         if isinstance(binary, Rejected):
             raise ToolchainError(f"{what} does not compile ({binary.why}){remedy}")
         return self._machine.load(source, binary)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded_again, (type(self), self._choice, self._machine, self._depot)
 
     def __repr__(self) -> str:
         return f"Kernel({self.problem}, {self.served}, {self.config.id})"
@@ -295,13 +320,8 @@ class CheckedKernel(Kernel):
     ) -> None:
         super().__init__(choice, binary, machine, depot)
         self.strict = strict
-        self._checks: dict[Problem, Enqueue] = {}
-
-    def __call__(
-        self, a: Any, b: Any, out: Any = None, alpha: float = 1.0, beta: float = 0.0, stream: Any = None
-    ) -> Any:
-        """Look at the operands, enqueue one multiplication and return C: see `Kernel.__call__`."""
-        return self.run(self._machine.take(a, b, out, stream), out, alpha, beta)
+        self.ndarray = NoArray
+        self._checks: Once[Problem, Enqueue] = Once()
 
     def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
         """Look at the operands, then do what `Kernel.run` does, with the kernel that they need."""
@@ -319,16 +339,54 @@ class CheckedKernel(Kernel):
             return True
         lda, ldb = leading("a", a, problem.a_shape, problem), leading("b", b, problem.b_shape, problem)
         facts = (problem.m, problem.n, problem.k, problem.layout, problem.beta, problem.math)
-        check = self._check(Strided(*facts, lda, ldb))
+        stored = Strided(*facts, lda, ldb)
         return not self._machine.answer(
-            lambda found: check(a.address, b.address, found, 1.0, 0.0, stream), stream
+            lambda found: self._check(stored)(a.address, b.address, found, 1.0, 0.0, stream), stream
         )
 
     def _check(self, problem: Problem) -> Enqueue:
         """Return the kernel that looks at operands of these leading dimensions."""
-        with self._lock:
-            found = self._checks.get(problem)
-            if found is None:
-                found = self._compiled(finite_check(problem), "the check for finite operands")
-                self._checks[problem] = found
-            return found
+        return self._checks(
+            problem, lambda: self._compiled(finite_check(problem), "the check for finite operands")
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        again, words = super().__reduce__()
+        return again, (*words, self.strict)
+
+
+def compiled(choice: Choice, machine: Machine, depot: Depot) -> Binary | Rejected:
+    """Return the machine code of a choice: what was measured where that is on disk, else compiled now.
+
+    Raises:
+        ToolchainError: NVRTC is needed and missing.
+    """
+    measured_with = choice.record.toolchain.nvrtc if choice.record and choice.served == "exact" else None
+    source = choice.source
+    return cubins.load_or_compile(
+        source.text,
+        source.entry,
+        machine.device.arch,
+        nvrtc=measured_with,
+        options=machine.options,
+        depot=depot,
+    )
+
+
+def _loaded_again(
+    kind: type[Kernel], choice: Choice, machine: Machine, depot: Depot, *strict: Kernel
+) -> Kernel:
+    """Load a kernel that was pickled."""
+    binary = compiled(choice, machine, depot)
+    if isinstance(binary, Rejected):
+        raise ToolchainError(f"the kernel of {choice.source.problem} does not compile here: {binary.why}")
+    if strict:
+        return CheckedKernel(choice, binary, machine, depot, strict=strict[0])
+    return kind(choice, binary, machine, depot)
+
+
+def raise_fault(error: Exception) -> None:
+    """Raise `DeviceError` for an error of CUDA that is not yet one of our own."""
+    fault = None if isinstance(error, AutotuneError) else cuda_fault(error)
+    if fault is not None:
+        raise DeviceError(fault) from None

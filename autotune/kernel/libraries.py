@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from autotune.errors import UsageError
+from autotune.errors import DeviceError, UsageError
 from autotune.kernel.operands import Idiom, Operand, kind_of, stream_pointer
+from autotune.values.faults import known_fault
 from autotune.values.problem import FLOAT_BYTES
 
 _ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
 _LEGACY_DEFAULT = 1  # this stream in the array interface; 0 as a handle
+PER_THREAD_DEFAULT = 2  # this handle is another stream in every thread
 
 
 class Library:
@@ -225,16 +227,14 @@ class DLPackLibrary(Library):
 
     def __init__(self) -> None:
         self._held: deque[tuple[Any, Sequence[Any]]] = deque()
-        self._lock = threading.Lock()
+        self._sweeping = threading.Lock()
 
     def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
         """See `Library`."""
         try:
             kind, ordinal = array.__dlpack_device__()
         except Exception as error:
-            raise UsageError(
-                f"{name} is {kind_of(array)} without a device of its own: {_line(error)}"
-            ) from None
+            raise _unreadable(f"{name} is {kind_of(array)} without a device of its own", error) from None
         if kind not in _ON_A_GPU:
             raise UsageError(f"{name} is {kind_of(array)} in host memory: pass one that lies on a GPU")
         import cupy
@@ -243,22 +243,29 @@ class DLPackLibrary(Library):
             try:
                 taken = cupy.from_dlpack(array)
             except Exception as error:
-                raise UsageError(f"{name} cannot be read through DLPack: {_line(error)}") from None
+                raise _unreadable(f"{name} cannot be read through DLPack", error) from None
         _require_float32(name, taken.dtype, self.idiom)
         operand, _ = _cupy().view(name, taken, stream)
         return operand._replace(idiom=self.idiom), (array, taken)
 
     def hold(self, kept: Sequence[Any], ordinal: int, stream: int) -> None:
         """See `Library`: a producer reuses memory that nobody refers to, and knows nothing of our stream."""
-        from cupy.cuda import Device, Event
+        from cupy.cuda import Device, Event, runtime
 
+        if is_capturing(runtime, stream):  # whoever keeps the graph keeps its arrays
+            return
         with Device(ordinal):
             event = Event(disable_timing=True)
             event.record(_as_cupy(stream))
-        with self._lock:
-            self._held.append((event, kept))
-            while self._held and self._held[0][0].done:
-                self._held.popleft()
+        self._held.append((event, kept))
+        if self._sweeping.acquire(
+            blocking=False
+        ):  # one thread is enough; who was forked meanwhile waits for none
+            try:
+                while self._held and self._held[0][0].done:
+                    self._held.popleft()
+            finally:
+                self._sweeping.release()
 
 
 class JaxLibrary(DLPackLibrary):
@@ -375,7 +382,7 @@ def ordinal_of(name: str, address: int) -> int:
     try:
         found = runtime.pointerGetAttributes(address)
     except runtime.CUDARuntimeError as error:
-        raise UsageError(f"{name} does not lie in memory that CUDA knows: {_line(error)}") from None
+        raise _unreadable(f"{name} does not lie in memory that CUDA knows", error) from None
     if not found.devicePointer:
         raise UsageError(f"{name} lies in host memory: pass an array on a GPU")
     return int(found.device)
@@ -438,6 +445,12 @@ def _common_stream(arrays: list[tuple[str, Any, Library]]) -> int:
     return 0
 
 
+def is_capturing(runtime: Any, stream: int) -> bool:
+    """Return whether a stream is being captured into a graph; the default streams cannot be."""
+    defaults = (0, _LEGACY_DEFAULT, PER_THREAD_DEFAULT)
+    return stream not in defaults and bool(runtime.streamIsCapturing(stream))
+
+
 @contextmanager
 def cupy_stream(ordinal: int, stream: int) -> Iterator[None]:
     """Make a GPU and a stream current to CuPy in this thread."""
@@ -466,7 +479,7 @@ def _interface(name: str, array: Any) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = array.__cuda_array_interface__
     except Exception as error:
-        raise UsageError(f"{name} is {kind_of(array)} and cannot be read: {_line(error)}") from None
+        raise _unreadable(f"{name} is {kind_of(array)} and cannot be read", error) from None
     return facts
 
 
@@ -495,5 +508,8 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _unreadable(what: str, error: Exception) -> DeviceError | UsageError:
+    """Return why an array cannot be read: a fault of CUDA, or what its library says."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    fault = known_fault(said)
+    return UsageError(f"{what}: {said}") if fault is None else DeviceError(fault)

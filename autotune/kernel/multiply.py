@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from autotune.errors import UsageError
 from autotune.kernel.best import SIMULATOR, Policy, load, machine_of, require_policy
-from autotune.kernel.kernel import Kernel, Machine
+from autotune.kernel.kernel import Kernel, Machine, NoArray, raise_fault
 from autotune.kernel.libraries import take
+from autotune.kernel.once import Once
 from autotune.kernel.operands import as_stored, scalar
-from autotune.kernel.simulated import NoArray
 from autotune.records import Store
 from autotune.values.problem import Problem
 
 # For CuPy arrays of these shapes and strides: the kernel, and whether each factor is read as its transpose.
 _short: dict[tuple[Any, ...], tuple[Kernel, bool, bool]] = {}
-_kernels: dict[tuple[Problem, Machine, Policy], Kernel] = {}
-_loading = threading.Lock()
+_kernels: Once[tuple[Problem, Machine, Policy], Kernel] = Once()
 _ndarray: Any = NoArray  # cupy.ndarray, once one was multiplied
 
 
@@ -70,7 +68,11 @@ def matmul(
         if found is not None:
             kernel, turn_a, turn_b = found
             return kernel(a.T if turn_a else a, b.T if turn_b else b, out, alpha, beta, stream)
-    return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, device)
+    try:
+        return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, device)
+    except Exception as error:
+        raise_fault(error)
+        raise
 
 
 def _look(
@@ -122,14 +124,7 @@ def _matmul(
 
 
 def _kernel(problem: Problem, machine: Machine, policy: Policy) -> Kernel:
-    key = (problem, machine, policy)
-    kernel = _kernels.get(key)
-    if kernel is None:
-        with _loading:  # many threads may ask for one kernel: it is compiled and loaded once
-            kernel = _kernels.get(key)
-            if kernel is None:
-                kernel = _kernels[key] = load(problem, machine, Store(), policy=policy)
-    return kernel
+    return _kernels((problem, machine, policy), lambda: load(problem, machine, Store(), policy=policy))
 
 
 def _remember(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,15 @@ from numpy.typing import NDArray
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
+from autotune.kernel.kernel import NoArray
 from autotune.kernel.libraries import Taken, take
+from autotune.kernel.once import Once
 from autotune.values.device import Device, named_device
 from autotune.values.problem import FLOAT_BYTES
 
 DEFAULT_TARGET = "h200"
 _FLOPS_PER_SECOND = 2e6  # a hundredth of what the simulator reaches: who is slower does not end
 _ALLOCATION = 256  # bytes: the simulator takes the start of an allocation for aligned to this
-
-
-class NoArray:
-    """A type that no operand has, because the simulator has no fast path for arrays."""
 
 
 class SimulatedMachine:
@@ -41,6 +38,9 @@ class SimulatedMachine:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return simulated_machine, (self.device.name,)
 
     def current_stream(self, ordinal: int) -> Any:
         """Raise: there are no streams here."""
@@ -61,14 +61,17 @@ class SimulatedMachine:
         return float(found[0])
 
 
-@cache
+_machines: Once[str, SimulatedMachine] = Once()
+
+
 def simulated_machine(target: str = DEFAULT_TARGET) -> SimulatedMachine:
     """Return the simulator of one GPU of the table.
 
     Raises:
         UsageError: The table has no such GPU.
     """
-    return SimulatedMachine(named_device(target))
+    device = named_device(target)
+    return _machines(device.name, lambda: SimulatedMachine(device))
 
 
 class SimulatedLaunch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import re
 import tomllib
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from autotune.errors import DeviceError, UsageError
 from autotune.paths import install_command
+from autotune.values.faults import cuda_fault, known_fault
 from autotune.values.problem import Math
 
 REGISTERS_PER_SM = 65536  # every compute capability from 7.5 to 12.0
@@ -129,6 +131,10 @@ def named_device(name: str) -> Device:
     Raises:
         UsageError: The table has no such GPU.
     """
+    if not isinstance(name, str):
+        raise UsageError(
+            f"target {name!r:.60} is not the name of a GPU: give one of {', '.join(known_devices())}"
+        )
 
     def plain(text: str) -> str:
         return re.sub(r"[^0-9a-z]", "", text.lower()).removeprefix("nvidia").removeprefix("geforce")
@@ -137,7 +143,7 @@ def named_device(name: str) -> Device:
     for key, device in known_devices().items():
         if wanted in (key, plain(device.name)):
             return device
-    raise UsageError(f"target {name!r} is not in the table: give one of {', '.join(known_devices())}")
+    raise UsageError(f"target {name!r:.60} is not in the table: give one of {', '.join(known_devices())}")
 
 
 def has_gpu() -> bool:
@@ -194,10 +200,25 @@ def chosen_gpus(text: str, count: int) -> list[int]:
     return numbers
 
 
+def whole_number(ordinal: Any) -> int:
+    """Return a CUDA ordinal as an int: NumPy's integers are taken too, but no truth value.
+
+    Raises:
+        UsageError: It is not an integer.
+    """
+    if not isinstance(ordinal, bool):
+        try:
+            return operator.index(ordinal)
+        except TypeError:
+            pass
+    raise UsageError(f"GPU {ordinal!r:.60} is not a CUDA ordinal: give 0 or another integer")
+
+
 def current_device(ordinal: int = 0) -> Device:
     """Return the GPU with this CUDA ordinal, read through CuPy.
 
     Raises:
+        UsageError: The ordinal is not an integer.
         DeviceError: CuPy is missing, there is no GPU or driver, the driver is too old, or no such ordinal.
     """
     try:
@@ -209,15 +230,19 @@ def current_device(ordinal: int = 0) -> Device:
             f"CuPy cannot be imported ({error}): {install_command('cuda13')} (driver 580 or later), "
             f"or {install_command('cuda12')}"
         ) from None
+    ordinal = whole_number(ordinal)
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        raise DeviceError(_no_gpu(error, runtime)) from None
+        raise DeviceError(known_fault(str(error)) or _no_gpu(error, runtime)) from None
     if not 0 <= ordinal < count:
         raise DeviceError(
             f"GPU {ordinal} does not exist: this process sees {count} (ordinals 0 to {count - 1})"
         )
-    return _from_properties(runtime.getDeviceProperties(ordinal), runtime, ordinal)
+    try:
+        return _from_properties(runtime.getDeviceProperties(ordinal), runtime, ordinal)
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(f"GPU {ordinal} cannot be used: {cuda_fault(error)}") from None
 
 
 def _no_gpu(error: Exception, runtime: Any) -> str:
