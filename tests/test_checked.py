@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -54,3 +56,10 @@ def test_wrong_operands_are_refused_as_ever(kernel: Kernel) -> None:
 
 def test_fp32_kernels_need_no_look() -> None:
     assert type(best_kernel(40, 24, 70, check_finite=True, device="simulator")) is Kernel
+
+
+def test_a_pickled_kernel_looks_at_its_operands_too(kernel: Kernel) -> None:
+    again = pickle.loads(pickle.dumps(kernel))
+    a, b = operands()
+    a[3, 5] = np.inf
+    np.testing.assert_array_equal(again(a, b), kernel.strict(a, b))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 import re
 import statistics
 import subprocess
@@ -700,3 +702,58 @@ def test_any_math_looks_at_operands_where_it_chose_the_tensor_cores(tmp_path):
     measured_in_both(tmp_path, 2.0, 1.0)
     found = best_kernel(64, 64, 72, math="any", check_finite=True, device="simulator", root=tmp_path)
     assert (found.problem.math, found.strict.problem.math) == ("3xtf32", "ffma")
+
+
+# --- copies ---
+
+
+def test_a_copy_is_the_kernel_itself(plain):
+    assert copy.copy(plain) is plain
+    assert copy.deepcopy({"layer": plain})["layer"] is plain
+
+
+def test_a_pickled_kernel_is_loaded_again_from_its_source(plain, monkeypatch):
+    plain(placed(X, 1), Y)  # what it made meanwhile stays behind
+    again = pickle.loads(pickle.dumps(plain))
+    assert (again.problem, again.served, again.config) == (plain.problem, plain.served, plain.config)
+    assert (again.source, again.record, again.device) == (plain.source, plain.record, plain.device)
+    close(again(placed(X, 1), Y), X @ Y)
+    monkeypatch.setattr(
+        "autotune.code.cubins.compile_text", lambda *words: Rejected("compile", "out of luck")
+    )
+    monkeypatch.setattr("autotune.code.cubins.load", lambda *words, **named: None)
+    with pytest.raises(
+        ToolchainError, match="the kernel of 40 x 24 x 20 nn does not compile here: out of luck"
+    ):
+        pickle.loads(pickle.dumps(plain))
+
+
+def test_a_pickled_kernel_works_in_another_process(plain, tmp_path):
+    (tmp_path / "kernel").write_bytes(pickle.dumps(plain))
+    program = (
+        "import pickle, sys, numpy\n"
+        "kernel = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "print(kernel(numpy.ones((40, 20), 'f'), numpy.ones((20, 24), 'f')).sum())"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "kernel")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "19200.0\n"
+
+
+def test_a_kernel_of_one_gpu_is_not_loaded_on_another(monkeypatch):
+    from autotune.kernel import cuda
+    from autotune.kernel.once import Once
+    from autotune.values.device import named_device
+
+    machine = object.__new__(cuda.CudaMachine)
+    machine.ordinal, machine.device = 0, H200
+    pickled = pickle.dumps(machine)
+    monkeypatch.setattr(cuda, "_machines", Once())
+    monkeypatch.setattr(cuda, "cuda_machine", lambda ordinal: SimpleNamespace(device=named_device("a100")))
+    with pytest.raises(
+        DeviceError,
+        match=r"for NVIDIA H200 \(132 SMs\), and GPU 0 is .*A100.* \(108 SMs\) here: call best_kernel here",
+    ):
+        pickle.loads(pickled)
+    same = SimpleNamespace(device=dataclasses.replace(H200, clock_mhz=1))
+    monkeypatch.setattr(cuda, "cuda_machine", lambda ordinal: same)
+    assert pickle.loads(pickled) is same

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 
 from autotune.code import nvrtc as library
@@ -19,7 +20,10 @@ from autotune.errors import Rejected
 
 _FORMAT = 1
 _LINES = "-lineinfo"
-_compiling = threading.Lock()  # NVRTC compiles one text at a time anyway
+_compiling = threading.RLock()  # NVRTC compiles one text at a time anyway
+os.register_at_fork(  # a process forked during a compile would find this closed for ever: a fork waits
+    before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
+)
 
 
 def load(

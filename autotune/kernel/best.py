@@ -13,7 +13,7 @@ from autotune.code.compiler import Binary
 from autotune.errors import DeviceError, RecordMissing, ToolchainError, UsageError
 from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
-from autotune.kernel.kernel import CheckedKernel, Kernel, Machine, compiled
+from autotune.kernel.kernel import CheckedKernel, Kernel, Machine, compiled, raise_fault
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
 from autotune.records import Store
 from autotune.space.space import Space, families
@@ -91,7 +91,11 @@ def best_kernel(
         strict = best_kernel(
             m, n, k, layout, beta=beta, device=device, policy=policy, tune=tune, budget=budget, root=root
         )
-    return load(problem, machine, store, policy=policy, spaces=spaces, strict=strict)
+    try:
+        return load(problem, machine, store, policy=policy, spaces=spaces, strict=strict)
+    except Exception as error:
+        raise_fault(error)
+        raise
 
 
 def require_policy(policy: object) -> None:

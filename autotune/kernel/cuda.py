@@ -143,8 +143,9 @@ def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
             if launch.shared_bytes > 0:  # above 48 KiB a kernel must opt in
                 driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
     except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
-        why = known_fault(str(error)) or str(error)
-        raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {why}") from None
+        if known_fault(str(error)):  # not this kernel's doing: any other would fail alike
+            raise
+        raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {error}") from None
     geometry = (function.ptr, *launch.grid, *launch.block, launch.shared_bytes)
     enqueue = CudaLaunch(ordinal, geometry, launch.workspace_bytes, driver, runtime, function)
     if launch.workspace_bytes:  # now, because a captured stream cannot allocate

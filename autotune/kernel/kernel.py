@@ -380,9 +380,13 @@ def _loaded_again(
     binary = compiled(choice, machine, depot)
     if isinstance(binary, Rejected):
         raise ToolchainError(f"the kernel of {choice.source.problem} does not compile here: {binary.why}")
-    if strict:
-        return CheckedKernel(choice, binary, machine, depot, strict=strict[0])
-    return kind(choice, binary, machine, depot)
+    try:
+        if strict:
+            return CheckedKernel(choice, binary, machine, depot, strict=strict[0])
+        return kind(choice, binary, machine, depot)
+    except Exception as error:
+        raise_fault(error)
+        raise
 
 
 def raise_fault(error: Exception) -> None:
