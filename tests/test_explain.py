@@ -9,9 +9,10 @@ import pytest
 
 from autotune.cli.explain import source_text, text
 from autotune.errors import ConfigError
+from autotune.families import estimate
 from autotune.measure.proof import small_problem
 from autotune.records import Store
-from autotune.report.explain import RELIEF, differing, explain, relief
+from autotune.report.explain import RELIEF, differing, explain
 from autotune.space.space import Space
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
@@ -150,6 +151,11 @@ def test_kernels_on_tensor_cores_are_explained_in_their_own_terms():
     assert "limited by the tensor cores: each FP32 product is three of theirs" in text([fast])
     assert fast.loop.multiply == "HGMMA"
     assert fast.ridge == pytest.approx(H200.peak("3xtf32") / H200.bandwidth_gbs)
-    for bottleneck in RELIEF:
-        assert "FFMA" not in "".join(relief(bottleneck, "3xtf32")) or bottleneck in ("fetch", "global")
-    assert relief("issue", "ffma") == RELIEF["issue"]
+    warps = Space.load("sgemm_3xtf32")
+    for family in (space, warps):
+        own = {**RELIEF, **estimate.relief(family)}
+        resources = ("tensor", "issue", "shared", "stall", "l2", "dram")
+        assert "FFMA" not in "".join("".join(own[name]) for name in resources)
+    assert "splits" in estimate.relief(space)["stall"][1]
+    assert "splits =" not in str(estimate.relief(warps))
+    assert estimate.relief(SGEMM) == {}

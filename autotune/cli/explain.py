@@ -124,13 +124,10 @@ def text(accounts: list[Account]) -> str:
                 lines.append(f"{mark}{name:<26} {cells[0]:<{width}} {cells[1]}")
             else:
                 lines.append(f"  {name:<26} {cells[0]}")
-    from autotune.report.explain import relief
-
     lines.append("")
     for account in accounts:
-        because, change = relief(account.bottleneck, account.problem.math)
-        lines.append(f"{account.title} is limited by {because}.")
-        lines.append(f"  {change[0].upper()}{change[1:]}.")
+        lines.append(f"{account.title} is limited by {account.because}.")
+        lines.append(f"  {account.relief[0].upper()}{account.relief[1:]}.")
     return "\n".join(lines)
 
 

@@ -24,9 +24,12 @@ class Family(Protocol):
 
     Attributes:
         NAMES: What its model reads of a config: parameters and derived quantities that a space must have.
+        RELIEF: Resource of its model to (what being limited by it means, the change that would relieve it),
+            where that differs from what `autotune.report.explain` says of any kernel.
     """
 
     NAMES: frozenset[str]
+    RELIEF: Mapping[str, tuple[str, str]]
 
     def parts(
         self, v: Mapping[str, Any], problem: Problem, device: Device, registers: Any, spill_bytes: Any

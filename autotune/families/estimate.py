@@ -120,6 +120,12 @@ def reading_tile(space: Space, values: Mapping[str, Any]) -> tuple[int, int]:
     return int(values.get("TM", 1)), int(values.get("TN", 1))
 
 
+def relief(space: Space) -> Mapping[str, tuple[str, str]]:
+    """Return `autotune.families.Family.RELIEF`; without a module there is none."""
+    family = family_of(space)
+    return {} if family is None else family.RELIEF
+
+
 def _parts(
     space: Space,
     values: Mapping[str, Any],

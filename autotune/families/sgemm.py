@@ -67,6 +67,9 @@ CHOICES: dict[str, Any] = dict.fromkeys(
 )
 
 
+RELIEF: Mapping[str, tuple[str, str]] = {}  # what is said of any kernel is said of this family
+
+
 def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:
     """Return the outputs of a thread, which reads the fragments of its own."""
     return int(v["TM"]), int(v["TN"])

@@ -37,6 +37,18 @@ COMMON_NAMES = frozenset(
 NAMES = COMMON_NAMES | {"WM", "WN", "promote"}
 
 
+RELIEF = {
+    "issue": (
+        "instruction issue: operands are split, copied and read, and sums promoted, beside the tensor cores",
+        "a larger tile (BM, BN; WM, WN) splits and reads less for each product, a longer promote adds less",
+    ),
+    "shared": (
+        "shared memory: fragments, tile copies and what is split fill its pipe",
+        "a larger warp or block tile reads fewer floats for each product",
+    ),
+}
+
+
 def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:
     """Return the outputs of a warp, which reads the fragments of its own."""
     return int(v["WM"]), int(v["WN"])

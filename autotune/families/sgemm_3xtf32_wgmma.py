@@ -14,6 +14,7 @@ from autotune.families.sgemm_3xtf32 import (
     capped_registers,
     tensor_parts,
 )
+from autotune.families.sgemm_3xtf32 import RELIEF as WARP_RELIEF
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
@@ -24,6 +25,19 @@ ONE_MEETING = 0.85  # of them, where the warpgroups of a block meet once in a st
 REGISTER_BASE = 90.0  # beside sums: rows of two tiles, addresses
 
 NAMES = COMMON_NAMES | {"columns", "warpgroups", "splits"}  # what the model reads of a config
+
+
+RELIEF = {
+    **WARP_RELIEF,
+    "issue": (
+        WARP_RELIEF["issue"][0],
+        "a larger tile (BM, BN) splits and reads less for each product",
+    ),
+    "stall": (
+        "latency: the way to memory is longer than what the buffers cover, and warpgroups wait at barriers",
+        "more buffers (stages), a third for what is split (splits = 3), or a second block on an SM hide it",
+    ),
+}
 
 
 def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:

@@ -54,6 +54,26 @@ NAMES = frozenset(
 )
 
 
+RELIEF = {
+    "issue": (
+        "instruction issue: FFMAs and what is issued beside them fill the schedulers",
+        "a larger TW reads the narrow operand less per FFMA, unroll_k = 2 halves addresses and barriers",
+    ),
+    "shared": (
+        "shared memory: reads of the narrow operand fill its pipe",
+        "a larger TW reads fewer of its floats per FFMA",
+    ),
+    "dram": (
+        "memory bandwidth: the large operand moves once and that takes the time",
+        "more of it in flight (stages = 2, unroll_k, blocks_per_sm), then nothing but fewer bytes",
+    ),
+    "l2": (
+        "L2 bandwidth: every block reads the narrow operand",
+        "a wider tile (warps_w, TW) reads it less often",
+    ),
+}
+
+
 def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:
     """Return the outputs of a thread, which reads the fragments of its own."""
     return int(v["TM"]), int(v["TN"])

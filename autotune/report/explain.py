@@ -20,7 +20,7 @@ from autotune.model.occupancy import Occupancy, occupancy
 from autotune.simulator import run_ptx
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
-from autotune.values.problem import Math, Problem
+from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
     from autotune.records import Record
@@ -31,7 +31,7 @@ _SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
 _SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 _SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
 
-RELIEF = {  # bottleneck: (what it means, the change that would relieve it)
+RELIEF = {  # bottleneck: (what it means, the change that would relieve it), where a family does not say
     "issue": (
         "instruction issue: FFMAs and what is issued beside them fill the schedulers",
         "a larger thread tile (TM, TN) or wider copies issue fewer other instructions per FFMA",
@@ -66,27 +66,6 @@ RELIEF = {  # bottleneck: (what it means, the change that would relieve it)
         "stage tiles in shared memory, or give each thread more outputs",
     ),
 }
-
-
-TENSOR_RELIEF = {  # the same, where it differs for a kernel on tensor cores
-    "issue": (
-        "instruction issue: operands are split, copied and read, and sums promoted, beside the tensor cores",
-        "a larger tile (BM, BN; WM, WN) splits and reads less for each product, a longer promote adds less",
-    ),
-    "shared": (
-        "shared memory: fragments, tile copies and what is split fill its pipe",
-        "a larger warp or block tile reads fewer floats for each product",
-    ),
-    "stall": (
-        "latency: the way to memory is longer than what the buffers cover, and warpgroups wait at barriers",
-        "more buffers (stages), a third for what is split (splits = 3), or a second block on an SM hide it",
-    ),
-}
-
-
-def relief(bottleneck: str, math: Math) -> tuple[str, str]:
-    """Return what a bottleneck means for kernels of a math, and the change that would relieve it."""
-    return {**RELIEF, **(TENSOR_RELIEF if math != "ffma" else {})}[bottleneck]
 
 
 @dataclass(frozen=True)
@@ -136,7 +115,9 @@ class Account:
         estimate_ms: Static estimate, an order and no claim; None for families it does not model.
         estimate_parts: Its parts, ms.
         median_ms: Measured time, from the record.
-        bottleneck: Key of `RELIEF`, see `relief`.
+        bottleneck: Key of `RELIEF`.
+        because: What the bottleneck means for kernels of this family.
+        relief: The change that would relieve it.
     """
 
     title: str
@@ -163,6 +144,8 @@ class Account:
     median_ms: float | None
     vs_cublas: float | None
     bottleneck: str
+    because: str
+    relief: str
 
     @property
     def gflops(self) -> float | None:
@@ -219,8 +202,8 @@ class Account:
             "gflops": self.gflops,
             "vs_cublas": self.vs_cublas,
             "bottleneck": self.bottleneck,
-            "because": relief(self.bottleneck, self.problem.math)[0],
-            "relief": relief(self.bottleneck, self.problem.math)[1],
+            "because": self.because,
+            "relief": self.relief,
         }
 
 
@@ -270,6 +253,8 @@ def explain(
     queue = -(-blocks // device.sm_count)
     efficiency = blocks / (queue * device.sm_count)
     measured = record if record is not None and record.timing is not None else None
+    bottleneck = _bottleneck(modelled, efficiency, shared, problem, device)
+    because, relief = {**RELIEF, **estimate.relief(space)}[bottleneck]
     return Account(
         title=title or config.id,
         problem=problem,
@@ -294,7 +279,9 @@ def explain(
         estimate_parts={} if modelled is None else modelled.parts,
         median_ms=measured.timing.median_ms if measured and measured.timing else None,
         vs_cublas=measured.vs_cublas if measured else None,
-        bottleneck=_bottleneck(modelled, efficiency, shared, problem, device),
+        bottleneck=bottleneck,
+        because=because,
+        relief=relief,
     )
 
 
