@@ -1,4 +1,4 @@
-"""The error tree, and the value that stands for a candidate's expected failure.
+"""The error tree, and the values that stand for what may happen to a candidate.
 
 ::
 
@@ -9,6 +9,7 @@
     │   └── ConfigError     a config is unknown, incomplete or not legal here
     ├── DeviceError         no GPU, an unknown one, too little memory, a driver too old (exit code 1)
     ├── ToolchainError      NVRTC or CuPy is missing or cannot serve this architecture (exit code 1)
+    ├── MachineError        processes were killed, or memory taken, again and again (exit code 1)
     ├── RecordError         a record cannot be read or written (exit code 1)
     │   └── RecordMissing   no record serves this problem on this device
     └── TuningError         the search ended without one usable candidate (exit code 1)
@@ -59,6 +60,10 @@ class ToolchainError(AutotuneError):
     """NVRTC, CuPy or cuBLAS is missing, or does not know the architecture."""
 
 
+class MachineError(AutotuneError):
+    """The machine failed again and again: no candidate is to blame, and nothing can be measured."""
+
+
 class RecordError(AutotuneError):
     """A record file cannot be read or written."""
 
@@ -87,4 +92,17 @@ class Rejected:
     """
 
     kind: RejectionKind
+    why: str
+
+
+@dataclass(frozen=True)
+class MachineFault:
+    """Why a candidate has no outcome although it was tried: the machine failed, and another try may not.
+
+    Never final: no log or record holds it as a property of the candidate.
+
+    Attributes:
+        why: One line, such as that its compiler was killed, or that others hold the GPU's memory.
+    """
+
     why: str

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.errors import DeviceError, Rejected
+from autotune.errors import DeviceError, MachineFault, Rejected
 from autotune.measure.service import attend, received
 from autotune.values.device import named_device
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Timing, Verdict
@@ -31,6 +31,21 @@ def act(entry):
         time.sleep(60)
     if entry == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if entry == "killed":  # by the machine
+        os.kill(os.getpid(), signal.SIGKILL)
+    if entry == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if entry.startswith("first ") and _first_time():
+        return act(entry.removeprefix("first "))
+    if entry.startswith("first "):
+        return measured(1.0), True
+    if entry.startswith("busy "):
+        end = time.process_time() + float(entry.removeprefix("busy "))
+        while time.process_time() < end:
+            pass
+        return measured(1.0), True
+    if entry == "starved":
+        return MachineFault("cudaErrorMemoryAllocation: out of memory"), False
     if entry == "poison":  # an error that stays with the CUDA context
         return Rejected("crash", "cudaErrorIllegalAddress: an illegal memory access was encountered"), False
     if entry == "refused":  # one that does not
@@ -102,6 +117,10 @@ class Hashed:
         digest, outcome = hashed(cubin, entry, launch)
         os.write(self._file, f"{digest}\n".encode())
         time.sleep(self._seconds)
+        if digest in os.environ.get("STUB_STARVED", "").split():
+            return act("starved")
+        if os.path.exists(os.environ.get("STUB_FAULT", "")):
+            return act(Path(os.environ["STUB_FAULT"]).read_text())
         word = next((word for word in HARM if word.encode() in cubin), "")
         return act(HARM[word]) if word else (outcome, True)
 
@@ -157,6 +176,15 @@ def fails_after_the_first(connection, ordinal, problem, seed, cold):
         serve_counting(connection, ordinal, problem, seed, cold)
 
 
+def _first_time():
+    """Return whether nobody asked before."""
+    try:
+        os.close(os.open(os.environ["STUB_FIRST"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 def _starts():
     path = Path(os.environ["STUB_GPU"])
     return len(path.read_text().split()) if path.exists() else 0
@@ -185,3 +213,9 @@ def setup_dies(connection, ordinal, problem, seed, cold):
     connection.recv()
     connection.send(("step", None))
     os._exit(7)
+
+
+def killed_compiler(connection):
+    """Die as the kernel ends a process when there is no memory, with the first text."""
+    connection.recv()
+    os.kill(os.getpid(), signal.SIGKILL)

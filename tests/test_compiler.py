@@ -13,7 +13,8 @@ import pytest
 from autotune.code import compiler
 from autotune.code.compiler import Binary, CompilePool, compile_text, default_workers
 from autotune.code.nvrtc import _libraries, nvrtc, nvrtc_version
-from autotune.errors import Rejected, ToolchainError
+from autotune.code.process import Child
+from autotune.errors import MachineFault, Rejected, ToolchainError
 
 SCALE = """
 extern "C" __global__ void scale(const float* x, float* y) {
@@ -65,8 +66,8 @@ def compiled(text: str, entry: str, arch: str = "sm_90") -> Binary:
     return outcome
 
 
-def collect_all(pool: CompilePool, limit: float = 240.0) -> dict[object, Binary | Rejected]:
-    outcomes: dict[object, Binary | Rejected] = {}
+def collect_all(pool: CompilePool, limit: float = 240.0) -> dict[object, Binary | Rejected | MachineFault]:
+    outcomes: dict[object, Binary | Rejected | MachineFault] = {}
     end = time.monotonic() + limit
     while pool.pending:
         assert time.monotonic() < end, f"still {pool.pending} compiles after {limit} s"
@@ -227,15 +228,82 @@ def test_slow_compile_times_out_alone() -> None:
         assert all(isinstance(outcome, Binary) for outcome in collect_all(pool).values())
 
 
-def test_killed_child_loses_only_its_compile() -> None:
+def test_a_compile_whose_child_crashes_is_rejected() -> None:
     with CompilePool(2) as pool:
         pool.submit("lost", ENDLESS, "endless", "sm_90")
         pool.submit("kept", SCALE, "scale", "sm_90")
         pool.submit("later", SCALE, "scale", "sm_90")
-        os.kill(pool._workers[0].child.pid, signal.SIGKILL)
+        os.kill(pool._workers[0].child.pid, signal.SIGSEGV)
         outcomes = collect_all(pool)
-        assert outcomes.pop("lost") == Rejected("compile", "the compiler process died: killed by SIGKILL")
+        assert outcomes.pop("lost") == Rejected("compile", "the compiler process died: killed by SIGSEGV")
         assert [type(outcome) for outcome in outcomes.values()] == [Binary] * 2
+
+
+def of_job(pool: CompilePool, key: object) -> compiler._Worker:
+    """Wait for the worker that has a job."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        for worker in pool._workers:
+            if worker.job is not None and worker.job.key == key:
+                return worker
+        pool.collect(0.01)
+    raise AssertionError(f"nobody has {key!r}")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_compile_whose_child_is_killed_is_tried_once_more_in_another(sent: signal.Signals) -> None:
+    with CompilePool(1) as pool:
+        pool.submit("once", SCALE, "scale", "sm_90")
+        os.kill(of_job(pool, "once").child.pid, sent)
+        assert isinstance(collect_all(pool)["once"], Binary)
+        pool.submit("twice", ENDLESS, "endless", "sm_90")
+        first = of_job(pool, "twice").child.pid
+        os.kill(first, sent)
+        while of_job(pool, "twice").child.pid == first:
+            assert pool.collect(0.01) == []
+        os.kill(of_job(pool, "twice").child.pid, sent)
+        why = f"the compiler process died: killed by {sent.name}"
+        assert collect_all(pool) == {"twice": MachineFault(why)}
+
+
+@pytest.mark.parametrize("says", ["NVRTC_ERROR_OUT_OF_MEMORY", "ptxas fatal   : Memory allocation failure"])
+def test_a_compiler_without_memory_is_no_fault_of_the_candidate(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "starved.py").write_text(
+        "from autotune.code import compiler\n"
+        "from autotune.code.nvrtc import Nvrtc\n"
+        f"answer = (1, '', b'', '') if 'NVRTC' in {says!r} else (6, {says!r}, b'', '')\n"
+        "Nvrtc.compile = lambda self, text, options: answer\n"
+        "serve = compiler.serve\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(compiler, "_SERVICE", "starved:serve")
+    with CompilePool(1) as pool:
+        pool.submit("any", SCALE, "scale", "sm_90")
+        assert collect_all(pool) == {"any": MachineFault(f"NVRTC had not enough memory: {says}")}
+
+
+def test_a_compile_without_cpu_time_gets_longer_and_is_then_no_fault_of_the_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiler, "MAX_EXTENSIONS", 2)
+    monkeypatch.setattr(Child, "cpu_seconds", lambda self: 0.125)
+    with CompilePool(1, timeout_s=0.5) as pool:
+        pool.submit("starved", ENDLESS, "endless", "sm_90")
+        began = time.monotonic()
+        outcome = collect_all(pool)["starved"]
+        assert time.monotonic() - began > 2 * 3 * 0.5
+    assert outcome == MachineFault("no binary after 1.5 s, of which the compiler ran 0.0 s")
+
+
+def test_a_compile_that_was_paused_is_tried_again() -> None:
+    with CompilePool(1, timeout_s=2.0) as pool:
+        pool.submit("paused", SCALE, "scale", "sm_90")
+        stopped = of_job(pool, "paused").child.pid
+        os.kill(stopped, signal.SIGSTOP)
+        assert isinstance(collect_all(pool)["paused"], Binary)
+        assert not Path(f"/proc/{stopped}").exists()
 
 
 def test_child_that_died_idle_costs_nothing() -> None:

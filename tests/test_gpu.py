@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from autotune.code.compiler import Binary
-from autotune.errors import DeviceError, Rejected
+from autotune.errors import DeviceError, MachineFault, Rejected
 from autotune.measure.worker import GpuWorker
 from autotune.values.measurement import Launch, MeasuredTrial
 from autotune.values.problem import Problem
@@ -270,3 +274,67 @@ def test_the_seed_is_drawn_when_none_is_given():
         GpuWorker(0, PROBLEM, service="stub_gpu:serve") as b,
     ):
         assert a.seed != b.seed
+
+
+# -- faults of the machine -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_FIRST", str(tmp_path / "asked"))
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "starved"])
+def test_a_candidate_with_which_the_machine_fails_once_is_measured_in_another_process(first, fault):
+    with worker() as gpu:
+        outcomes = measure(gpu, "2.0", f"first {fault}", "3.0", timeout_s=1.5)
+    assert kinds(outcomes) == [2.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("killed", "the GPU worker died: killed by SIGKILL"),
+        ("stopped", "no result after 1 s: paused"),
+        ("starved", "cudaErrorMemoryAllocation: out of memory"),
+    ],
+)
+def test_a_candidate_with_which_the_machine_fails_twice_has_no_outcome(tmp_path, monkeypatch, fault, why):
+    monkeypatch.setenv("STUB_GPU", str(tmp_path / "pids"))
+    with worker("stub_gpu:serve_counting") as gpu:
+        outcomes = measure(gpu, "2.0", fault, "3.0", timeout_s=1.0)
+    assert outcomes[1] == MachineFault(why)
+    assert kinds([outcomes[0], outcomes[2]]) == [2.0, 3.0]
+    assert len((tmp_path / "pids").read_text().split()) >= 2
+
+
+def test_a_fault_of_the_machine_in_the_finals_rejects_nobody(first):
+    with worker() as gpu:
+        finals = gpu.finals([("a", binary("2.0"), LAUNCH), ("b", binary("first killed"), LAUNCH)], 20)
+    assert kinds(finals.outcomes.values()) == [2.0, 1.0]
+
+
+def test_finals_in_which_the_machine_fails_again_and_again_are_given_up():
+    says = "^the GPU worker failed 3 times, which is no kernel's fault: .* killed by SIGKILL$"
+    with worker() as gpu, pytest.raises(DeviceError, match=says):
+        gpu.finals(entries("1.0", "killed"), 20)
+
+
+def test_a_pause_of_all_processes_is_not_a_slow_kernel():
+    script = (
+        "import sys; sys.path[:] = eval(sys.argv[1])\n"
+        "from test_gpu import kinds, measure, worker\n"
+        "with worker() as gpu:\n"
+        "    gpu.ready(); print('ready', flush=True)\n"
+        "    print(*kinds(measure(gpu, 'busy 0.7', timeout_s=5.0)), flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, repr(sys.path)],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as parent:  # fmt: skip
+        assert parent.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        os.killpg(parent.pid, signal.SIGSTOP)
+        time.sleep(7)
+        os.killpg(parent.pid, signal.SIGCONT)
+        assert parent.stdout.read() == "1.0\n"

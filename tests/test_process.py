@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.code.process import Child, ChildDied
+from autotune.code.process import AwakeClock, Child, ChildDied
 
 SERVICES = """
 import os, signal, sys
@@ -38,6 +38,9 @@ def fail(connection):
 
 def segfault(connection):
     os.kill(os.getpid(), signal.SIGSEGV)
+
+def starved(connection):
+    raise MemoryError
 
 def unreadable(connection):
     connection.send(Unreadable())
@@ -214,3 +217,63 @@ def test_a_variable_can_be_taken_from_the_child(services, monkeypatch):
     monkeypatch.setenv("COLOUR", "red")
     with Child("services:facts", env={"COLOUR": None}) as child:
         assert child.receive()[1] is None
+
+
+@pytest.mark.parametrize(
+    ("service", "signal_sent", "outside"),
+    [
+        ("stubborn", signal.SIGKILL, True),
+        ("stubborn", signal.SIGTERM, True),
+        ("stubborn", signal.SIGSEGV, False),
+        ("stubborn", signal.SIGABRT, False),
+        ("starved", None, True),
+        ("fail", None, False),
+    ],
+)
+def test_what_came_from_outside_is_told_from_the_childs_own_fault(service, signal_sent, outside):
+    child = Child(f"services:{service}")
+    if signal_sent is not None:
+        assert child.receive() == "up"
+        os.kill(child.pid, signal_sent)
+    with pytest.raises(ChildDied) as caught:
+        child.receive()
+    assert caught.value.outside is outside
+
+
+def test_a_child_that_we_end_was_not_ended_from_outside():
+    child = Child("services:stubborn")
+    assert child.receive() == "up"
+    child.stop()
+    with pytest.raises(ChildDied, match="SIGKILL") as caught:
+        child.receive()
+    assert not caught.value.outside
+
+
+def test_a_pause_of_the_child_is_told_once_also_when_it_is_over():
+    with Child("services:stubborn") as child:
+        assert child.receive() == "up"
+        assert not child.paused()
+        os.kill(child.pid, signal.SIGSTOP)
+        end = time.monotonic() + 10
+        while not child.paused():
+            assert time.monotonic() < end
+        assert not child.paused()
+        os.kill(child.pid, signal.SIGCONT)
+        while not child.paused():
+            assert time.monotonic() < end
+        assert not child.paused()
+        assert child.alive()
+
+
+def test_the_cpu_time_of_a_child_is_known_while_it_lives():
+    with Child("services:stubborn") as child:
+        assert child.receive() == "up"
+        assert 0 < child.cpu_seconds() < 60
+    assert child.cpu_seconds() is None
+
+
+def test_a_gap_between_two_looks_counts_as_one_second():
+    seconds = iter([100.0, 100.2, 107.5, 107.6, 108.0])
+    clock = AwakeClock(lambda: next(seconds))
+    assert [clock.now() for _ in range(3)] == pytest.approx([0.2, 1.2, 1.3])
+    assert clock.left(deadline=9.0) == AwakeClock.LONGEST_LOOK / 2

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from tuning import PLAIN, Bench
 
-from autotune.errors import UsageError
+from autotune.errors import MachineError, UsageError
 from autotune.space.space import Space
 
 TOTAL = 60
@@ -257,3 +257,48 @@ def test_a_log_that_is_deleted_meanwhile_begins_anew(bench, what):
     again = bench.tune(budget="30")
     assert again.search.resumed == kept
     assert again.timing.median_ms <= record.timing.median_ms
+
+
+# -- faults of the machine are no property of a candidate ----------------------------------------------------
+
+
+def test_killed_compilers_end_the_search_in_one_line_and_leave_nothing_behind(bench, monkeypatch):
+    with monkeypatch.context() as killed:
+        killed.setattr("autotune.code.compiler._SERVICE", "stub_gpu:killed_compiler")
+        with pytest.raises(MachineError) as caught:
+            bench.tune()
+    told = str(caught.value)
+    assert told.startswith("the machine failed in 5 compiles in a row, not the candidates: ")
+    assert "killed by SIGKILL" in told
+    assert "\n" not in told
+    assert bench.outcomes() == []
+    record = bench.tune()
+    assert (record.search.seen, record.search.complete) == (TOTAL, True)
+
+
+@pytest.mark.parametrize("fault", ["killed", "starved"])
+def test_a_gpu_that_others_fill_ends_the_search_and_rejects_nobody(bench, tmp_path, monkeypatch, fault):
+    file = tmp_path / "fault"
+    file.write_text(fault)
+    monkeypatch.setenv("STUB_FAULT", str(file))
+    with pytest.raises(MachineError, match=r"^the machine failed in 5 measurements in a row, not the cand"):
+        bench.tune()
+    assert bench.outcomes() == []
+    assert {line["event"] for line in bench.lines()} >= {"started", "fault"}
+    file.unlink()
+    record = bench.tune()
+    assert record.search.outcomes == {"measured": TOTAL}
+
+
+def test_a_candidate_without_an_outcome_is_measured_by_the_next_run(bench, monkeypatch):
+    bench.tune(budget="5")
+    (digest, *_) = bench.measured
+    for log in bench.logs:
+        log.unlink()
+    monkeypatch.setenv("STUB_STARVED", digest)
+    record = bench.tune()
+    assert (record.search.seen, record.search.complete) == (TOTAL - 1, False)
+    assert digest in bench.measured
+    monkeypatch.delenv("STUB_STARVED")
+    record = bench.tune()
+    assert (record.search.seen, record.search.resumed, record.search.complete) == (TOTAL, TOTAL - 1, True)

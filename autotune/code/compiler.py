@@ -9,24 +9,33 @@ import re
 import time
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from autotune.code.nvrtc import nvrtc as nvrtc
 from autotune.code.nvrtc import nvrtc_version as nvrtc_version
-from autotune.code.process import Child, ChildDied, requests
-from autotune.errors import Rejected, ToolchainError
+from autotune.code.process import AwakeClock, Child, ChildDied, requests
+from autotune.errors import MachineFault, Rejected, ToolchainError
 
 OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
 _NO_CACHE = "--no-cache"  # a hit in NVRTC's own cache, in use where there is a driver, leaves the log empty
 _CACHE_SINCE = (12, 9)
+_SERVICE = "autotune.code.compiler:serve"
 MAX_WORKERS = 32  # each holds about 110 MB
 NICENESS = 5  # compilers yield to the GPU's process and to the one that proposes
-_CANDIDATE_FAULTS = (1, 6, 11)  # nvrtcResult: out of memory, compilation, internal error
+OWN_SHARE = 0.8  # of its limit: a compile that had less CPU time is slow because of the machine
+MAX_EXTENSIONS = 9  # of the limit of such a compile
+_OUT_OF_MEMORY = 1  # nvrtcResult
+_CANDIDATE_FAULTS = (6, 11)  # nvrtcResult: compilation, internal error
+_STARVED = re.compile(r"(?i)out of memory|memory allocation fail")  # as ptxas says it
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _ARCHITECTURE = re.compile(r"^// architecture (sm_\d+[af])\b", re.MULTILINE)
 _ERROR = re.compile(r"^(?!.*\b(?:warning|note) #)\S.*?\b(?:error|fatal)\b[ #\w-]*: .*$", re.MULTILINE)
+
+
+class CompilerStarvedError(ToolchainError):
+    """NVRTC had not enough memory."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
 
     Raises:
         ToolchainError: NVRTC is missing or refuses the architecture or an option; the text lacks the entry.
+        CompilerStarvedError: NVRTC had not enough memory.
     """
     library = nvrtc()
     target = library.resolve(stated_arch(text, arch))
@@ -98,6 +108,10 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
     start = time.perf_counter()
     code, log, cubin, ptx = library.compile(text, given)
     seconds = time.perf_counter() - start
+    if code == _OUT_OF_MEMORY or (code and _STARVED.search(_first_error(log))):
+        raise CompilerStarvedError(
+            f"NVRTC had not enough memory: {_first_error(log) or library.error_name(code)}"
+        )
     if code in _CANDIDATE_FAULTS:
         return Rejected("compile", _first_error(log) or library.error_name(code))
     if code:
@@ -146,10 +160,8 @@ def _first_error(log: str) -> str:
 
 
 def serve(connection: Connection) -> None:
-    """Answer, in a child, each (text, entry, arch, options) with a Binary, Rejected or ToolchainError."""
-    with contextlib.suppress(
-        OSError
-    ):  # if memory runs out, better a compiler than the process that keeps trials
+    """Answer, in a child, each (text, entry, arch, options) with its outcome, or with a ToolchainError."""
+    with contextlib.suppress(OSError):  # without memory, better no compiler than no process that keeps trials
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
@@ -158,6 +170,8 @@ def serve(connection: Connection) -> None:
     for job in requests(connection):
         try:
             connection.send(compile_text(*job))
+        except CompilerStarvedError as error:
+            connection.send(MachineFault(str(error)))
         except ToolchainError as error:
             connection.send(error)
 
@@ -166,24 +180,29 @@ def serve(connection: Connection) -> None:
 class _Job:
     key: Hashable
     request: tuple[str, str, str, tuple[str, ...]]
+    again: bool = False  # the machine failed once with it
 
 
 @dataclass
 class _Worker:
     child: Child
     job: _Job | None = None
-    deadline: float = 0.0
+    deadline: float = 0.0  # of the pool's clock
+    extensions: int = 0
+    cpu_before: float = 0.0
     forgotten: bool = False  # nobody wants the outcome of the job
 
 
 class CompilePool:
     """Compiles in child processes, each of which can be killed and loses only the candidate it works on.
 
-    A child starts when it is first needed and stays warm. Use as a context manager.
+    A child starts when it is first needed and stays warm. Where the machine fails, by killing a child, having
+    no memory, or giving it no CPU time, the compile is tried once more in another. Use as a context manager.
 
     Args:
         workers: Processes at most.
-        timeout_s: Limit of one compile, seconds from handing it to a child, whose start is included.
+        timeout_s: Limit of one compile, seconds from handing it to a child, whose start is included. Pauses
+            do not count, and a child that has little CPU time gets a multiple of it.
     """
 
     def __init__(self, workers: int, timeout_s: float = 60.0) -> None:
@@ -193,13 +212,14 @@ class CompilePool:
         self.timeout_s = timeout_s
         self._workers: list[_Worker] = []
         self._queue: deque[_Job] = deque()
-        self._finished: list[tuple[Hashable, Binary | Rejected]] = []
+        self._finished: list[tuple[Hashable, Binary | Rejected | MachineFault]] = []
+        self._clock = AwakeClock()
         self._closed = False
 
     def warm(self) -> None:
         """Start every process now; they load NVRTC while the caller goes on."""
         while len(self._workers) < self.workers:
-            self._workers.append(_Worker(Child("autotune.code.compiler:serve")))
+            self._workers.append(_Worker(Child(_SERVICE)))
 
     def submit(self, key: Hashable, text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> None:
         """Compile as `compile_text` does; `collect` returns the outcome beside ``key``, which stays here."""
@@ -226,10 +246,13 @@ class CompilePool:
     @property
     def next_deadline(self) -> float | None:
         """Time (`time.monotonic`) at which the first running compile exceeds its limit; None if none runs."""
-        return min((worker.deadline for worker in self._busy), default=None)
+        first = min((worker.deadline for worker in self._busy), default=None)
+        return None if first is None else self._clock.monotonic(first)
 
-    def collect(self, timeout: float = 0) -> list[tuple[Hashable, Binary | Rejected]]:
+    def collect(self, timeout: float = 0) -> list[tuple[Hashable, Binary | Rejected | MachineFault]]:
         """Return every compile that has ended since the last call; kill those over the limit.
+
+        A `MachineFault` is one that the machine failed with twice.
 
         Args:
             timeout: Seconds to wait for the first.
@@ -245,8 +268,8 @@ class CompilePool:
             if self._finished or not self._busy or remaining <= 0:
                 finished, self._finished = self._finished, []
                 return finished
-            limit = min(worker.deadline for worker in self._busy) - time.monotonic()
-            wait(self.waitables, max(0.0, min(remaining, limit)))
+            limit = self._clock.left(min(worker.deadline for worker in self._busy))
+            wait(self.waitables, min(remaining, limit))
 
     def drop(self) -> None:
         """Forget what was not collected; a compile that runs goes on, within its limit, for nobody."""
@@ -275,27 +298,46 @@ class CompilePool:
 
     def _reap(self) -> None:
         """Take the outcomes that are there, and end the workers that died or ran out of time."""
+        now = self._clock.now()
         for worker in self._busy:
-            assert worker.job is not None
-            late = time.monotonic() >= worker.deadline
+            job, outcome = worker.job, None
+            assert job is not None
             if worker.child.poll():
                 try:
                     outcome = worker.child.receive()
                 except ChildDied as death:
                     self._workers.remove(worker)
-                    outcome = Rejected("compile", f"the compiler process died: {death.summary}")
-            elif late:
-                worker.child.kill()
-                self._workers.remove(worker)
-                outcome = Rejected("compile_timeout", f"no binary after {self.timeout_s:g} s of compiling")
-            else:
+                    why = f"the compiler process died: {death.summary}"
+                    outcome = MachineFault(why) if death.outside else Rejected("compile", why)
+            elif now >= worker.deadline:
+                outcome = self._overdue(worker)
+            if outcome is None:
                 continue
-            key, worker.job = worker.job.key, None
+            worker.job = None
             if isinstance(outcome, ToolchainError):
                 raise outcome
-            if not worker.forgotten:
-                self._finished.append((key, outcome))
-            worker.forgotten = False
+            if worker.forgotten:
+                worker.forgotten = False
+            elif isinstance(outcome, MachineFault) and not job.again:
+                self._queue.append(replace(job, again=True))
+            else:
+                self._finished.append((job.key, outcome))
+
+    def _overdue(self, worker: _Worker) -> Rejected | MachineFault | None:
+        """End a compile that is over its limit; None where it goes on, because it had little CPU time."""
+        used, paused = worker.child.cpu_seconds(), worker.child.paused()
+        used = self.timeout_s if used is None else used - worker.cpu_before
+        starved = paused or used < OWN_SHARE * self.timeout_s
+        if starved and not paused and worker.extensions < MAX_EXTENSIONS:
+            worker.extensions += 1
+            worker.deadline = self._clock.now() + self.timeout_s
+            return None
+        worker.child.kill()
+        self._workers.remove(worker)
+        if starved:
+            seconds = (1 + worker.extensions) * self.timeout_s
+            return MachineFault(f"no binary after {seconds:g} s, of which the compiler ran {used:.1f} s")
+        return Rejected("compile_timeout", f"no binary after {self.timeout_s:g} s of compiling")
 
     def _dispatch(self) -> None:
         """Hand waiting compiles to idle workers, starting processes up to the limit."""
@@ -304,14 +346,15 @@ class CompilePool:
             if idle is None:
                 if len(self._workers) >= self.workers:
                     return
-                idle = _Worker(Child("autotune.code.compiler:serve"))
+                idle = _Worker(Child(_SERVICE))
                 self._workers.append(idle)
             try:
                 idle.child.send(self._queue[0].request)
             except ChildDied:  # it died idle: no fault of this job
                 self._workers.remove(idle)
                 continue
-            idle.job, idle.deadline = self._queue.popleft(), time.monotonic() + self.timeout_s
+            idle.job, idle.deadline = self._queue.popleft(), self._clock.now() + self.timeout_s
+            idle.extensions, idle.cpu_before = 0, idle.child.cpu_seconds() or 0.0
 
 
 def default_workers(spare: int = 1) -> int:

@@ -13,13 +13,16 @@ import functools
 import importlib
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 2048
 _REAP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Signals by which a program's own fault ends it; any other was sent by somebody: the kernel that was out of
+# memory, an administrator, a batch system.
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
+_OUT_OF_MEMORY = re.compile(r"\bMemoryError\b|\bbad_alloc\b|[Cc]annot allocate memory|failed to map segment")
 
 # The parent's sys.path arrives as the first message: unlike PYTHONPATH it takes effect only after the
 # interpreter has started, as in the parent, and is not handed on to grandchildren.
@@ -49,13 +56,15 @@ class ChildDied(AutotuneError):
     Attributes:
         how: "exit code 1", "killed by SIGSEGV", or what was wrong with its message.
         stderr: The end of what it wrote to its standard error, at most 2048 bytes.
+        outside: Whether the machine ended it and not what it did: a signal that somebody sent, or no memory.
     """
 
-    def __init__(self, service: str, how: str, stderr: str) -> None:
+    def __init__(self, service: str, how: str, stderr: str, outside: bool = False) -> None:
         quoted = f"; its stderr ends\n{stderr}" if stderr else ""
         super().__init__(f"process {service} ended: {how}{quoted}")
         self.how = how
         self.stderr = stderr
+        self.outside = outside
 
     @property
     def summary(self) -> str:
@@ -95,6 +104,7 @@ class Child:
                 env={name: value for name, value in variables.items() if value is not None},
             )
         self.pid: int = self._process.pid
+        self._stopped = False  # by us
         self.send(_import_path())
         self.send((service, args))
 
@@ -133,6 +143,22 @@ class Child:
         """Tell whether the process runs."""
         return self._process.poll() is None
 
+    def cpu_seconds(self) -> float | None:
+        """CPU time that the process has used; None where the system does not tell, or it is gone."""
+        try:
+            facts = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime: proc(5)
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def paused(self) -> bool:
+        """Return whether the process was stopped by a signal, or continued, since it started or was asked."""
+        flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+        try:
+            return os.waitid(os.P_PID, self.pid, flags) is not None
+        except OSError:
+            return False
+
     def close(self, grace: float = 1.0) -> None:
         """Close the pipe, which ends an idle service; kill it if it still runs ``grace`` seconds later."""
         self.connection.close()
@@ -147,6 +173,7 @@ class Child:
 
     def stop(self) -> None:
         """Kill the process at once and reap it; what it had said can still be received."""
+        self._stopped = self._stopped or self.alive()
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hold a process for a while
             self._process.wait(_REAP_SECONDS)
@@ -159,12 +186,46 @@ class Child:
 
     def _died(self, how: str = "") -> ChildDied:
         self.close()
-        return ChildDied(self._service, how or _ending(self._process.returncode), self._stderr_tail())
+        stderr, code = self._stderr_tail(), self._process.returncode
+        sent = code is not None and code < 0 and -code not in _OWN_SIGNALS and not self._stopped
+        outside = not how and (sent or _OUT_OF_MEMORY.search(stderr) is not None)
+        return ChildDied(self._service, how or _ending(code), stderr, outside)
 
     def _stderr_tail(self) -> str:
         file = self._stderr.fileno()
         start = max(0, os.fstat(file).st_size - _TAIL_BYTES)
         return os.pread(file, _TAIL_BYTES, start).decode(errors="replace").strip()
+
+
+class AwakeClock:
+    """Counts seconds in which this process ran: a pause of it or of the machine does not count.
+
+    A stopped process, a suspended machine or one that gives no CPU time stops the children as well: limits of
+    theirs are kept by this clock. Of the time between two looks at it at most `LONGEST_LOOK` counts, so
+    whoever waits looks more often.
+    """
+
+    LONGEST_LOOK = 1.0
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._seen = monotonic()
+        self._awake = 0.0
+
+    def now(self) -> float:
+        """Seconds awake since the clock was made."""
+        seen = self._monotonic()
+        self._awake += min(seen - self._seen, self.LONGEST_LOOK)
+        self._seen = seen
+        return self._awake
+
+    def left(self, deadline: float) -> float:
+        """Seconds until a time of this clock, and no more than may pass before the next look."""
+        return max(0.0, min(deadline - self.now(), self.LONGEST_LOOK / 2))
+
+    def monotonic(self, deadline: float) -> float:
+        """The `time.monotonic` at which a time of this clock comes, if nothing pauses until then."""
+        return self._monotonic() + deadline - self.now()
 
 
 def requests(connection: Connection) -> Iterator[Any]:

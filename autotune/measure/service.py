@@ -2,10 +2,10 @@
 
 Messages to the parent: ``("identified", Device, driver)``, then ``("ready", GpuFacts)``, once more for each
 further problem, or ``("failed", AutotuneError)``, after which this process ends. A candidate is answered by
-``("started",)`` and ``("done", Trial, usable, seconds)``, where usable says whether this process can go on.
+``("started",)`` and ``("done", Tried, usable, seconds)``, where usable says whether this process can go on.
 Finals, a comparison and the facts of a bench are answered by ``("step", who)`` before anything that may not
 return (None: this process's own work), and at the end ``("answer", ...)``, ``("refused", AutotuneError)`` or
-``("fault", Rejected)``, after which this process is not used again.
+``("fault", Rejected or MachineFault)``, after which this process is not used again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.code.process import requests
-from autotune.errors import AutotuneError, DeviceError, RecordError, Rejected
+from autotune.errors import AutotuneError, DeviceError, RecordError
 from autotune.measure.clocks import driver_version
 from autotune.values.device import current_device
-from autotune.values.measurement import Launch, MeasuredTrial, Trial
+from autotune.values.measurement import Launch, MeasuredTrial, Tried
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def serve(connection: Connection, ordinal: int, problem: Problem | None, seed: i
 class Bench(Protocol):
     """Where candidates, finalists and libraries are checked and timed."""
 
-    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Trial, bool]:
+    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
         """Verify and time one candidate; also return whether this process can go on."""
         ...
 
@@ -141,13 +141,13 @@ class _Bench:
         self._stand = None if problem is None else Stand(site, problem, seed, cold)
         self.facts = site.facts(0) if self._stand is None else self._stand.facts
 
-    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Trial, bool]:
+    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
         assert self._stand is not None, "candidates need a problem"
         return self._stand.trial(cubin, entry, launch, best_ms)
 
     def answer(self, kind: str, about: list[Any], announce: Announce) -> tuple[str, Any]:
         from autotune.measure.cublas import CublasError
-        from autotune.measure.cuda import CUDA_ERRORS
+        from autotune.measure.cuda import CUDA_ERRORS, out_of_memory
 
         expected: tuple[type[Exception], ...] = (*CUDA_ERRORS, CublasError)
         try:
@@ -155,7 +155,9 @@ class _Bench:
         except AutotuneError as error:
             return "refused", error
         except expected as error:
-            return "fault", Rejected("crash", str(error))
+            why, starved = str(error), out_of_memory(error)
+        # Outside the handler: the traceback would keep memory allocated.
+        return "fault", self._site.fault(why, starved, self.facts.memory_free)
 
     def _answered(self, kind: str, about: list[Any], announce: Announce) -> Any:
         from autotune.measure.stand import Stand

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from cupy.cuda import runtime
 
+from autotune.errors import MachineFault, Rejected
 from autotune.measure.clocks import ClockMonitor, device_uuid
 from autotune.measure.comparison import BenchFacts
 from autotune.measure.cublas import TF32_MATH, Cublas
@@ -21,6 +22,7 @@ from autotune.values.device import Device
 from autotune.values.measurement import GpuFacts
 
 COPY_BYTES = 1 << 30  # far beyond any L2 cache
+OWN_SHARE = 0.9  # of the memory that was free: where less is, others took it
 
 
 class Site:
@@ -87,6 +89,18 @@ class Site:
             uuid=self._uuid,
             start_s={name: round(seconds, 3) for name, seconds in parts.items()},
         )
+
+    def fault(self, why: str, starved: bool, memory_free: int) -> Rejected | MachineFault:
+        """Return whose fault an error of CUDA is: without memory the machine's, if it has less than before.
+
+        Args:
+            why: What CUDA says.
+            starved: It is that memory could not be allocated.
+            memory_free: Bytes that were free when this process was ready.
+        """
+        if starved and (free := self.gpu.memory_free) < OWN_SHARE * memory_free:
+            return MachineFault(f"{why}: {free} bytes of the GPU are free, {memory_free} were at the start")
+        return Rejected("crash", why)
 
     def bench_facts(self) -> BenchFacts:
         """Load the libraries, measure the speed of a copy, and return what a bench reports of them."""

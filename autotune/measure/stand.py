@@ -12,11 +12,21 @@ from autotune.errors import Rejected
 from autotune.measure.checker import Checker, Multiply
 from autotune.measure.comparison import KERNEL, Baseline, Compared, Comparison, Library
 from autotune.measure.cublas import CublasError, kernel_names
-from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost
+from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost, out_of_memory
 from autotune.measure.rotation import Rotation
 from autotune.measure.site import Site
 from autotune.measure.timing import fastest, time_candidate, time_finalists, timed_beta
-from autotune.values.measurement import L2, Finals, Launch, MeasuredTrial, Method, Timing, Trial, Verdict
+from autotune.values.measurement import (
+    L2,
+    Finals,
+    Launch,
+    MeasuredTrial,
+    Method,
+    Timing,
+    Trial,
+    Tried,
+    Verdict,
+)
 from autotune.values.problem import Problem
 
 TF32_ERROR = 2.0**-8  # relative: more is wrong in TF32 too, whose operands are off by up to 2^-10 each
@@ -69,14 +79,15 @@ class Stand:
         gpu.synchronize()
         self.facts = site.facts(self._checker.set_count, inputs=time.perf_counter() - began)
 
-    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Trial, bool]:
+    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
         """Verify and time one candidate; also return whether this process can go on."""
         try:
             return self._measured(cubin, entry, launch, best_ms), True
         except CUDA_ERRORS as error:
-            why = str(error)
+            why, starved = str(error), out_of_memory(error)
         # Outside the handler: the traceback would keep the module loaded.
-        return Rejected("crash", why), not context_lost()
+        usable = not context_lost()
+        return self._site.fault(why, starved and usable, self.facts.memory_free), usable and not starved
 
     def _measured(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> Trial:
         multiply = Multiplication(self._gpu, cubin, entry, launch)

@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, Protocol
 
 from autotune.code.compiler import Binary
-from autotune.code.process import Child, ChildDied
-from autotune.errors import AutotuneError, DeviceError, Rejected, RejectionKind
+from autotune.code.process import AwakeClock, Child, ChildDied
+from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected
 from autotune.measure.comparison import KERNEL, Baseline, BenchFacts, Compared, Comparison, Library
 from autotune.values.device import Device
-from autotune.values.measurement import Finals, GpuFacts, Launch, Trial
+from autotune.values.measurement import Finals, GpuFacts, Launch, Trial, Tried
 from autotune.values.problem import Problem
 
 START_SECONDS = 120.0
@@ -40,8 +40,8 @@ class LogEntry(Protocol):
         """Write that the candidate is launched next."""
         ...
 
-    def ended(self, outcome: Trial) -> None:
-        """Write its outcome."""
+    def ended(self, outcome: Tried) -> None:
+        """Write its outcome, or why it has none."""
         ...
 
 
@@ -54,6 +54,7 @@ class _Job:
     best_ms: float | None
     timeout_s: float
     log_entry: LogEntry | None
+    again: bool = False  # the machine failed once with it
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,15 @@ class _Blame:
     """Whose fault the end of a child was, as it named them; None where it was nobody's."""
 
     who: Any
-    rejected: Rejected
+    why: Rejected | MachineFault
 
 
 class GpuWorker:
     """One GPU that checks and times candidates, finalists and libraries in a child. Use as a context manager.
 
-    The child starts at once; nothing waits for it before `identity`, `ready` or `collect`.
+    The child starts at once; nothing waits for it before `identity`, `ready` or `collect`. A candidate with
+    which the machine fails, because something kills or stops the child or takes the GPU's memory, is tried
+    once more in another child.
 
     Args:
         ordinal: CUDA ordinal of the GPU.
@@ -98,7 +101,7 @@ class GpuWorker:
         self._arguments: tuple[Any, ...] = (ordinal, problem, self.seed, cold)
         self._queue: deque[_Job] = deque()
         self._piped: deque[_Job] = deque()  # in the child's pipe; the first may have been started
-        self._finished: list[tuple[Hashable, Trial]] = []
+        self._finished: list[tuple[Hashable, Tried]] = []
         self._lost_starts = 0
         self._was_ready = False
         self._given_up: AutotuneError | None = None
@@ -106,7 +109,8 @@ class GpuWorker:
         self.busy_s = 0.0
         self._facts: GpuFacts | None = None
         self._bench_facts: BenchFacts | None = None
-        self._deadline: float | None = None
+        self._clock = AwakeClock()
+        self._deadline: float | None = None  # of that clock
         self._child: Child
         self._start()
 
@@ -147,7 +151,7 @@ class GpuWorker:
     @property
     def next_deadline(self) -> float | None:
         """Time (`time.monotonic`) at which the start or the running candidate is over its limit, or None."""
-        return self._deadline
+        return None if self._deadline is None else self._clock.monotonic(self._deadline)
 
     @property
     def pending(self) -> int:
@@ -176,8 +180,10 @@ class GpuWorker:
         self._queue.append(_Job(key, binary.cubin, binary.entry, launch, best_ms, timeout_s, entry))
         self._advance()
 
-    def collect(self, timeout: float = 0) -> list[tuple[Any, Trial]]:
+    def collect(self, timeout: float = 0) -> list[tuple[Any, Tried]]:
         """Return every outcome that is there; replace a worker that died or ran out of time.
+
+        A `MachineFault` is one that the machine failed with twice.
 
         Args:
             timeout: Seconds to wait for the first.
@@ -211,7 +217,7 @@ class GpuWorker:
             self._facts = None
             with contextlib.suppress(ChildDied):
                 self._child.send(("problem", problem))
-                self._deadline = time.monotonic() + START_SECONDS
+                self._deadline = self._clock.now() + START_SECONDS
                 return
         self._restart()
 
@@ -246,7 +252,8 @@ class GpuWorker:
             }
             answer = self._answer("finals", left, "cublas" not in lost, timeout_s=timeout_s) if left else None
             if isinstance(answer, _Blame):
-                lost[answer.who] = answer.rejected
+                assert isinstance(answer.why, Rejected)
+                lost[answer.who] = answer.why
                 continue
             finals: Finals = answer or Finals({}, None, None)
             outcomes = {**lost, **finals.outcomes}
@@ -270,9 +277,10 @@ class GpuWorker:
             answer = self._answer("comparison", asked, timeout_s=comparison.timeout_s)
             if not isinstance(answer, _Blame):
                 return Compared(answer.kernel, {**lost, **answer.libraries})
+            assert isinstance(answer.why, Rejected)
             if answer.who == KERNEL:
-                return Compared(answer.rejected, lost)
-            lost[answer.who] = answer.rejected
+                return Compared(answer.why, lost)
+            lost[answer.who] = answer.why
 
     def bench_facts(self) -> BenchFacts:
         """Return the versions of the libraries, and the speed of a copy, measured once.
@@ -289,11 +297,11 @@ class GpuWorker:
         """Have the child do what it does in steps; if it fails, start a new one.
 
         Returns:
-            Its answer, or a `_Blame` of whoever ran last.
+            Its answer, or a `_Blame` with the rejection of whoever ran last.
 
         Raises:
             ValueError: Candidates are pending.
-            DeviceError: The child refuses, or fails again and again in its own work.
+            DeviceError: The child refuses, or it or the machine fails again and again.
         """
         if self.pending:
             raise ValueError(f"{self.pending} candidates are pending: collect them first")
@@ -304,11 +312,13 @@ class GpuWorker:
             if not isinstance(answer, _Blame):
                 return answer
             self._restart()
-            if answer.who is not None:
+            machine = isinstance(answer.why, MachineFault)
+            if answer.who is not None and not machine:
                 return answer
             failed += 1
             if failed >= MAX_LOST_STARTS:
-                raise DeviceError(f"the GPU worker failed before a kernel ran: {answer.rejected.why}")
+                when = f"{failed} times, which is no kernel's fault" if machine else "before a kernel ran"
+                raise DeviceError(f"the GPU worker failed {when}: {answer.why.why}")
 
     def _steps(self, request: tuple[Any, ...], timeout_s: float) -> Any:
         """Send a request and follow its steps to the answer."""
@@ -317,8 +327,10 @@ class GpuWorker:
             self._child.send(request)
             while True:
                 limit = SETUP_SECONDS if who is None else timeout_s
-                if not self._child.poll(limit):
-                    return _Blame(who, Rejected("timeout", f"no sign of life for {limit:g} s"))
+                if not self._heard(limit):
+                    why = f"no sign of life for {limit:g} s"
+                    paused = self._child.paused()
+                    return _Blame(who, MachineFault(f"{why}: paused") if paused else Rejected("timeout", why))
                 kind, told = self._child.receive()
                 if kind == "step":
                     who, self._lost_starts = told, 0
@@ -329,15 +341,23 @@ class GpuWorker:
                 else:
                     raise told
         except ChildDied as death:
-            return _Blame(who, Rejected("crash", f"the GPU worker died: {death.summary}"))
+            return _Blame(who, _cause(death))
+
+    def _heard(self, seconds: float) -> bool:
+        """Wait for the next message, by the clock that pauses do not advance."""
+        deadline = self._clock.now() + seconds
+        while not self._child.poll(self._clock.left(deadline)):
+            if self._clock.now() >= deadline:
+                return False
+        return True
 
     # ------------------------------------------------------------------------------------------ the child
 
     def _wait_until(self, known: Callable[[], bool], timeout: float) -> None:
-        end = time.monotonic() + timeout
+        end = self._clock.now() + timeout
         while not known():
             self._advance()
-            remaining = end - time.monotonic()
+            remaining = end - self._clock.now()
             if not known() and remaining <= 0:
                 raise DeviceError(f"the GPU worker is not ready after {timeout:g} s")
             if not known():
@@ -346,13 +366,13 @@ class GpuWorker:
     def _wait(self, seconds: float) -> None:
         """Wait for a message, but not beyond the deadline."""
         if self._deadline is not None:
-            seconds = min(seconds, self._deadline - time.monotonic())
+            seconds = min(seconds, self._clock.left(self._deadline))
         wait(self.waitables, max(0.0, seconds))
 
     def _start(self) -> None:
         self._facts = None
         self._child = Child(self._service, *self._arguments, env=self._environment)
-        self._deadline = time.monotonic() + START_SECONDS
+        self._deadline = self._clock.now() + START_SECONDS
 
     def _restart(self) -> None:
         self._child.kill()
@@ -371,17 +391,21 @@ class GpuWorker:
             try:
                 message = self._child.receive()
             except ChildDied as death:
-                self._lose("crash", f"the GPU worker died: {death.summary}")
+                self._lose(_cause(death))
                 continue
             self._take(*message)
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        if self._deadline is not None and self._clock.now() >= self._deadline:
             self._expire()
         self._fill_pipe()
 
     def _expire(self) -> None:
-        """End a child that is over its limit; blame the candidate that ran, unless it was done after all."""
+        """End a child that is over its limit; blame the candidate that ran, unless it was done after all.
+
+        Nor is it to blame where something stopped the child for a while.
+        """
         late, child = (self._piped[0] if self._piped else None), self._child
         limit = START_SECONDS if self._facts is None or late is None else late.timeout_s
+        paused = child.paused()
         child.stop()
         with contextlib.suppress(ChildDied):
             while self._child is child and child.poll(LAST_WORDS_SECONDS):
@@ -389,7 +413,8 @@ class GpuWorker:
         if self._child is not child:
             return
         if late is None or (self._piped and self._piped[0] is late):
-            self._lose("timeout", f"no result after {limit:g} s")
+            why = f"no result after {limit:g} s"
+            self._lose(MachineFault(f"{why}: paused") if paused else Rejected("timeout", why))
         else:
             self._replace()
 
@@ -403,27 +428,34 @@ class GpuWorker:
         elif kind == "failed":
             self._retry(rest[0])
         elif kind == "started":
-            self._deadline = time.monotonic() + self._piped[0].timeout_s
+            self._deadline = self._clock.now() + self._piped[0].timeout_s
         else:
             outcome, usable, seconds = rest
             self.busy_s += seconds
             self._deadline, self._lost_starts = None, 0
-            self._finished.append((self._piped.popleft().key, outcome))
+            self._settle(self._piped.popleft(), outcome)
             if not usable:
                 self._replace()
 
-    def _lose(self, kind: RejectionKind, why: str) -> None:
+    def _settle(self, job: _Job, outcome: Tried) -> None:
+        """Take the outcome of a candidate, or put it behind the others where the machine failed first."""
+        if isinstance(outcome, MachineFault) and not job.again:
+            self._queue.append(replace(job, again=True))
+        else:
+            self._finished.append((job.key, outcome))
+
+    def _lose(self, cause: Rejected | MachineFault) -> None:
         """Blame the candidate that was running, if one was, and start a new child for the others."""
         if self._facts is not None and self._deadline is not None:
-            job, rejected = self._piped.popleft(), Rejected(kind, why)
+            job = self._piped.popleft()
             if job.log_entry is not None:
-                job.log_entry.ended(rejected)
-            self._finished.append((job.key, rejected))
+                job.log_entry.ended(cause)
+            self._settle(job, cause)
         else:
             self._lost_starts += 1
             if self._lost_starts >= MAX_LOST_STARTS:
                 tries = f"{self._lost_starts} times before it could measure"
-                self._give_up(DeviceError(f"the GPU worker failed {tries}: {why}"))
+                self._give_up(DeviceError(f"the GPU worker failed {tries}: {cause.why}"))
         self._replace()
 
     def _retry(self, error: AutotuneError) -> None:
@@ -460,3 +492,8 @@ class GpuWorker:
             except OSError:  # it died: the next `_advance` reads what it said before, and how it ended
                 return
             self._piped.append(self._queue.popleft())
+
+
+def _cause(death: ChildDied) -> Rejected | MachineFault:
+    why = f"the GPU worker died: {death.summary}"
+    return MachineFault(why) if death.outside else Rejected("crash", why)

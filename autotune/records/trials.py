@@ -4,6 +4,7 @@ A log holds a `TrialHeader`, then one JSON object a line, of schema 2:
 
     {"event": "begin", ...}    a run begins: its strategy, seed and budget
     {"event": "started", ...}  a candidate is launched next on a GPU
+    {"event": "fault", ...}    the machine failed while a candidate was on a GPU: it has no outcome yet
     {"event": "final", ...}    a finalist was timed in turns with the others
     {"event": "gpu", ...}      which GPU it was, and the seconds of its worker's start
     {"event": "end", ...}      a run ended by itself or was interrupted: nothing was lost
@@ -324,7 +325,7 @@ def deaths(logs: Sequence[Iterable[Line]]) -> Counter[str]:
             ended.add(run)
         elif line.get("event") == "started":
             running.add((run, candidate))
-        elif "outcome" in line:
+        elif "outcome" in line or line.get("event") == "fault":
             running.discard((run, candidate))
     return Counter(candidate for run, candidate in running if run not in ended)
 

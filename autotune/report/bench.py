@@ -14,7 +14,7 @@ from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import Binary, CompilePool, default_workers, nvrtc_version
 from autotune.code.depot import Depot
-from autotune.errors import DeviceError, Rejected, ToolchainError
+from autotune.errors import DeviceError, MachineFault, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for
 from autotune.measure.worker import GpuWorker
@@ -31,7 +31,7 @@ EVERYTHING = "all"  # the group that holds every shape
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a shape has no time: a rejection kind, or "device"; and one line."""
+    """Why a shape has no time: a rejection kind, "device" or "machine"; and one line."""
 
     kind: str
     why: str
@@ -288,12 +288,14 @@ def bench(
     return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows))
 
 
-def _compiled(winners: Sequence[Choice | None], arch: str, depot: Depot) -> dict[int, Binary | Rejected]:
+def _compiled(
+    winners: Sequence[Choice | None], arch: str, depot: Depot
+) -> dict[int, Binary | Rejected | MachineFault]:
     """Find the machine code that serves each problem, or compile it in children.
 
     All of it before anything is timed: compilers would disturb the timing.
     """
-    binaries: dict[Any, Binary | Rejected] = {}
+    binaries: dict[Any, Binary | Rejected | MachineFault] = {}
     key: Any
     with CompilePool(default_workers(), COMPILE_TIMEOUT_S) as pool:
         for index, winner in enumerate(winners):
@@ -319,7 +321,7 @@ def _compiled(winners: Sequence[Choice | None], arch: str, depot: Depot) -> dict
 def _row(
     shape: Shape,
     winner: Choice,
-    binary: Binary | Rejected,
+    binary: Binary | Rejected | MachineFault,
     gpu: GpuWorker,
     seed: int,
     cold: bool,
@@ -327,6 +329,8 @@ def _row(
 ) -> Row:
     if isinstance(binary, Rejected):
         return Row(shape, winner, failure=Failure(binary.kind, binary.why))
+    if isinstance(binary, MachineFault):
+        return Row(shape, winner, failure=Failure("machine", binary.why))
     comparison = Comparison(
         problem=shape.problem,
         alpha=shape.alpha,

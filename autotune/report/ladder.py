@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.code.compiler import default_workers
-from autotune.errors import ConfigError, Rejected, SpaceError, UsageError
+from autotune.errors import ConfigError, MachineError, MachineFault, Rejected, SpaceError, UsageError
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store
 from autotune.report.explain import Account, explain
@@ -199,6 +199,9 @@ def measure(counted: Ladder, gpu: GpuWorker, tell: Teller = lambda line: None) -
         counted: The ladder as `describe` returned it.
         gpu: The worker that runs the kernels.
         tell: Told of every step.
+
+    Raises:
+        MachineError: The worker was killed, or others took the GPU's memory, twice with one step.
     """
     limit = trial_limit(counted.problem)
     by_name = {rung.step.name: rung for rung in counted.rungs}
@@ -212,6 +215,10 @@ def measure(counted: Ladder, gpu: GpuWorker, tell: Teller = lambda line: None) -
     medians: dict[str, float] = {}
     while gpu.pending:
         for name, outcome in gpu.collect(1.0):
+            if isinstance(outcome, MachineFault):
+                raise MachineError(
+                    f"the machine failed twice with step {name}, which is not its fault: {outcome.why}"
+                )
             by_name[name] = _with_outcome(by_name[name], outcome, alone=True)
             if isinstance(outcome, MeasuredTrial):
                 medians[name] = outcome.timing.median_ms

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from autotune.code.compiler import Binary
-from autotune.errors import DeviceError, ToolchainError
+from autotune.errors import DeviceError, MachineFault, ToolchainError
 from autotune.tuning.trial import LogEntry, Outcome
 from autotune.values.measurement import Launch
 
@@ -49,7 +49,7 @@ class Judge(Protocol):
         """Take one candidate; whoever launches it writes its log entry, before and after."""
         ...
 
-    def collect(self) -> Sequence[tuple[Any, Outcome]]:
+    def collect(self) -> Sequence[tuple[Any, Outcome | MachineFault]]:
         """Return every outcome that is there."""
         ...
 
@@ -96,7 +96,7 @@ class Judges:
         self._at[key] = place
         self._judges[place].submit(key, *candidate)
 
-    def collect(self, notes: list[str]) -> tuple[list[tuple[int, Outcome]], list[int]]:
+    def collect(self, notes: list[str]) -> tuple[list[tuple[int, Outcome | MachineFault]], list[int]]:
         """Return every outcome that is there, and the candidates that judges had which failed now.
 
         Args:
@@ -106,7 +106,7 @@ class Judges:
             DeviceError: The last one failed.
             ToolchainError: Likewise.
         """
-        outcomes: list[tuple[int, Outcome]] = []
+        outcomes: list[tuple[int, Outcome | MachineFault]] = []
         lost: list[int] = []
         for place in list(self.working):
             try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from autotune.code.compiler import Binary, CompilePool
 from autotune.code.render import Source
-from autotune.errors import Rejected, SpaceError
+from autotune.errors import MachineError, MachineFault, Rejected, SpaceError
 from autotune.records.trials import TrialLog
 from autotune.search import WAIT
 from autotune.search.candidates import Candidates
@@ -26,6 +26,7 @@ GPU_QUEUE = 3  # binaries that wait for a GPU: it never idles, and proposals sta
 COMPILE_QUEUE = 2  # texts that wait for a compiler: it does not wait for the next proposal and its rendering
 KEPT = 16  # fastest candidates whose text and machine code are kept; those of the others are forgotten
 ASK_AGAIN_S = 0.25  # while others measure all that is left
+MAX_FAULTS = 5  # of the machine in a row, each after a second try, that end the search
 LOOK_S = 0.2  # how long an interrupt waits at most
 
 
@@ -92,6 +93,7 @@ class Pipeline:
         self._twins: dict[int, list[int]] = {}  # those that wait for the outcome of the same code
         self._kept: dict[int, Built] = {}  # of the fastest
         self._demand = Demand()
+        self._faults: Counter[str] = Counter()  # of the machine, in a row
         self._ask_again = 0.0
         self._exhausted = False
 
@@ -228,8 +230,12 @@ class Pipeline:
         self._progress.add(stage, time.perf_counter() - began)
         return result
 
-    def _compiled(self, index: int, binary: Binary | Rejected) -> None:
+    def _compiled(self, index: int, binary: Binary | Rejected | MachineFault) -> None:
         source = self._under_way.pop(index)
+        if isinstance(binary, MachineFault):
+            self._failed("compiles", binary)
+            return
+        self._faults["compiles"] = 0
         if isinstance(binary, Rejected):
             self._settle(index, Trial.of(source, None, binary))
             return
@@ -262,8 +268,34 @@ class Pipeline:
             entry = LogEntry(log.path, log.header, log.run, pending, gpu)
             self._judges.submit(gpu, index, built.binary, built.source.launch, best_ms, limit, entry)
 
-    def _measured(self, index: int, outcome: Outcome) -> None:
+    def _failed(self, what: str, fault: MachineFault) -> None:
+        """Leave a candidate to a later run, because the machine failed with it.
+
+        Raises:
+            MachineError: It did so again and again.
+        """
+        self._faults[what] += 1
+        if self._faults[what] >= MAX_FAULTS:
+            raise MachineError(
+                f"the machine failed in {MAX_FAULTS} {what} in a row, not the candidates: {fault.why}. "
+                "Free memory, or stop what disturbs it, and call again: what was measured is kept"
+            )
+        left = "left for a later run, because the machine failed"
+        if not any(note.startswith(left) for note in self._progress.notes):
+            self._progress.notes.append(f"{left}: a candidate or more, the first because {fault.why}")
+
+    def _measured(self, index: int, outcome: Outcome | MachineFault) -> None:
         """Take what a judge says, which has told the log."""
+        if isinstance(outcome, MachineFault):
+            built = self._built.pop(index)
+            del self._first_of[built.code]
+            twins = self._twins.pop(index, [])
+            if twins:  # the first of them goes in its place
+                self._first_of[built.code], *self._twins[twins[0]] = twins
+                self._ready.append(twins[0])
+            self._failed("measurements", outcome)
+            return
+        self._faults["measurements"] = 0
         self._judged(index, outcome, noted=True)
         self._demand.measured()
         self._progress.stages.setdefault("first", time.monotonic() - self._progress.began)

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
-from autotune.errors import REJECTION_KINDS, RecordError, Rejected, RejectionKind
+from autotune.errors import REJECTION_KINDS, MachineFault, RecordError, Rejected, RejectionKind
 from autotune.families.estimate import Estimate
 from autotune.records.trials import Run, TrialHeader, add_line
 from autotune.space.space import Config
@@ -221,13 +221,18 @@ class LogEntry:
         line = {"event": "started", "id": name, "config": config, "code": code, "gpu": self.gpu}
         add_line(self.log, self.header, self.run, line)
 
-    def ended(self, outcome: Outcome) -> None:
-        """Say what became of it.
+    def ended(self, outcome: Outcome | MachineFault) -> None:
+        """Say what became of it; where the machine failed, that it has no outcome.
 
         Raises:
             RecordError: The log cannot be written.
         """
-        add_line(self.log, self.header, self.run, replace(self.trial, outcome=outcome).line())
+        if isinstance(outcome, MachineFault):
+            name, config = self.trial.id, dict(self.trial.config)
+            line: dict[str, object] = {"event": "fault", "id": name, "config": config, "why": outcome.why}
+        else:
+            line = replace(self.trial, outcome=outcome).line()
+        add_line(self.log, self.header, self.run, line)
 
 
 def trial_id(source: Source) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autotune.errors import Rejected
+from autotune.errors import MachineFault, Rejected
 from autotune.values.device import Device
 from autotune.values.limits import Count, Milliseconds, Name, Quantiles, ReadOnly, Scalar, Size
 
@@ -116,6 +116,7 @@ class MeasuredTrial:
 
 
 Trial = MeasuredTrial | Rejected
+Tried = Trial | MachineFault
 
 
 @dataclass(frozen=True)
