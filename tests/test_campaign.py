@@ -204,7 +204,7 @@ def test_tuning_on_two_gpus_and_again(command, bench):
         (["--gpus", "all", "--device", "0"], "--device names one GPU and --gpus several: give one of them"),
         (["--gpus", "2", "--target", "a10"], "--gpus is a GPU here and --target one of the table"),
         (["--study", "mine"], "--study names a study of a storage: give --storage too"),
-        (["--target", "a10", "--resume"], "--resume is for measuring, and nothing is measured with --target"),
+        (["--target", "a10", "--cold"], "--cold is for measuring, and nothing is measured with --target"),
         (["--suite"], "give either --suite, or --m, --n and --k"),
         (["--only", "P01"], "--only chooses among the shapes of --suite"),
     ],

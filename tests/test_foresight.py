@@ -210,3 +210,82 @@ def test_families_take_turns_with_their_presets(tmp_path):
         tried[header.family] = sum("outcome" in line for line in lines)
     assert tried["sgemm"] >= 2
     assert tried["sgemm_skinny"] >= 2
+
+
+# -- again ---------------------------------------------------------------------------------------------------
+
+
+def estimated(root):
+    """List the configs that were compiled and estimated, of every run."""
+    (path,) = root.glob("*/estimated/*.trials.jsonl")
+    return [json.dumps(line["config"]) for line in read_trials(path)[1] if line["outcome"] == "estimated"]
+
+
+def test_what_was_estimated_is_not_compiled_again(tmp_path):
+    first = foresee(SMALL, T4, budget="4", root=tmp_path)
+    assert len(estimated(tmp_path)) == 4
+    second = foresee(SMALL, T4, budget="7", root=tmp_path)
+    assert (second.search.seen, second.search.resumed, second.search.outcomes) == (7, 4, {"estimated": 7})
+    assert len(set(estimated(tmp_path))) == len(estimated(tmp_path)) == 7
+    third = foresee(SMALL, T4, budget="7", root=tmp_path)
+    assert (third.search.resumed, third.config) == (7, second.config)
+    assert len(estimated(tmp_path)) == 7
+    anew = foresee(SMALL, T4, budget="4", root=tmp_path, resume=False)
+    assert anew.search.resumed == 0
+    assert first.search.resumed == 0
+
+
+def test_an_interrupted_estimate_goes_on(tmp_path):
+    def interrupt(progress):
+        if progress.seen == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        foresee(SMALL, T4, budget="9", root=tmp_path, watch=interrupt)
+    before = estimated(tmp_path)
+    assert 5 <= len(before) < 9
+    record = foresee(SMALL, T4, budget="9", root=tmp_path, resume=True)
+    assert (record.search.seen, record.search.resumed) == (9, len(before))
+    assert estimated(tmp_path)[: len(before)] == before
+    assert len(set(estimated(tmp_path))) == 9
+
+
+def test_a_rejected_finalist_is_not_proven_again(tmp_path):
+    space, root = altered(tmp_path / "space", "write_c.cu.jinja", "alpha", "beta"), tmp_path / "records"
+    for outcomes in (["estimated"] * 2 + ["correctness"] * 2, ["estimated"] * 2 + ["correctness"] * 2):
+        with pytest.raises(TuningError, match=r"0 of 2 candidates are usable \(2 correctness, such as"):
+            foresee(SMALL, H200, space=space, budget="2", root=root)
+        _, trials = read_trials(next(root.glob("*/estimated/*.trials.jsonl")))
+        assert [trial["outcome"] for trial in trials] == outcomes
+
+
+PART = 'extends = "sgemm"\n[parameters]\nloader = ["reg"]\nBM = [128]\n'
+
+
+def test_a_part_of_a_space_does_not_displace_a_better_estimate_of_the_whole(tmp_path):
+    whole = foresee(SMALL, H200, budget="5", root=tmp_path)
+    (tmp_path / "part.toml").write_text(PART)
+    part, notes = Space.load(tmp_path / "part.toml"), []
+    record = foresee(
+        SMALL,
+        H200,
+        space=part,
+        budget="3",
+        root=tmp_path,
+        watch=lambda p: notes.append(list(p.notes)),
+    )
+    assert record.config == whole.config
+    assert notes[-1] == [
+        "the stored estimate, of a candidate that was not looked at now, is better: it stays"
+    ]
+    (path,) = tmp_path.glob("*/estimated/*.json")
+    assert records.to_json(records.read(path)) == records.to_json(whole)
+
+
+def test_the_whole_displaces_the_estimate_of_a_part(tmp_path):
+    (tmp_path / "part.toml").write_text(PART)
+    part = foresee(SMALL, H200, space=Space.load(tmp_path / "part.toml"), budget="3", root=tmp_path)
+    whole = foresee(SMALL, H200, budget="5", root=tmp_path)
+    assert whole.config != part.config
+    (path,) = tmp_path.glob("*/estimated/*.json")
+    assert records.to_json(records.read(path)) == records.to_json(whole)

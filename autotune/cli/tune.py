@@ -114,7 +114,7 @@ def command(
         require_strategy(strategy_)
         absent, ordinals, note = absence.result()
     if absent is not None:
-        measuring = {"--strategy": strategy, "--cold": cold, "--resume": resume, "--storage": storage}
+        measuring = {"--strategy": strategy, "--cold": cold, "--storage": storage}
         for option, given in {**measuring, "--suite": suite, "--math any": len(maths) > 1}.items():
             if given:
                 why = "with --target" if target else "without a GPU"
@@ -146,9 +146,8 @@ def command(
             else:
                 record = run(shapes[0].problem, request)
     except KeyboardInterrupt:
-        click.echo(
-            "what became of each candidate so far is kept: the same command goes on from there", err=True
-        )
+        again = "the same command without --no-resume" if resume is False else "the same command"
+        click.echo(f"what became of each candidate so far is kept: {again} goes on from there", err=True)
         raise
     if several:
         _report(found, as_json, time.monotonic() - began)

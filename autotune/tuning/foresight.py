@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from autotune import records
 from autotune.code.compiler import Binary
-from autotune.errors import ConfigError, Rejected, TuningError
+from autotune.code.sources import rendered
+from autotune.errors import ConfigError, Rejected, SpaceError, TuningError
 from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
 from autotune.measure.proof import prove
 from autotune.records import Store, compose
@@ -29,8 +30,8 @@ from autotune.space.space import Legal, Space, families
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress, Watcher
 from autotune.tuning.request import Request
-from autotune.tuning.resume import logs_of, trial_header
-from autotune.tuning.trial import Built, LogEntry, Outcome
+from autotune.tuning.resume import Past, logs_of, trial_header
+from autotune.tuning.trial import Built, LogEntry, Outcome, Trial
 from autotune.values.device import Device
 from autotune.values.measurement import Launch, Verdict
 from autotune.values.problem import Problem
@@ -43,6 +44,8 @@ PROOFS = 3  # ... until so many proved right
 def foresee(problem: Problem, device: Device, request: Request) -> records.Record:
     """Choose a kernel by estimate, prove it right in the simulator, and store it as estimated.
 
+    It continues what earlier runs left in the log: no candidate is compiled again but the best.
+
     Args:
         problem: What to compute.
         device: The GPU to choose for; none is used.
@@ -50,10 +53,11 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
             ties of the estimate and draws the operands of the proof.
 
     Returns:
-        The record, as stored; it holds no time.
+        The record, as stored; it holds no time. A stored one of candidates that were not looked at, as where
+        the space is a part of its family, stays where its estimate is better.
 
     Raises:
-        UsageError: The space is wrong, or leaves no legal config.
+        UsageError: The space is wrong, or leaves no legal config; or the log was to be continued and cannot.
         ToolchainError: NVRTC is missing or does not know the device.
         RecordError: The log or record cannot be written.
         UnsupportedPTX: The simulator does not know an instruction of the kernel.
@@ -84,10 +88,12 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
         for log in logs:
             opened.enter_context(log)
         pool = opened.enter_context(request.compilers())
-        queue, model = _Queue([*first, *_ordered(candidates, seed)]), _Model(candidates)
+        past = Past.read(candidates, logs, required=request.resume is True)
+        queue, model = _Queue([*first, *_ordered(candidates, seed)]), _Model(candidates, len(past.trials))
         pipeline = Pipeline(candidates, queue, pool, [model], logs, progress, watch)
         for log in logs:
             log.event("begin", strategy=STRATEGY, seed=seed, budget=str(request.budget))
+        pipeline.recall({number: model.anew(number, trial) for number, trial in past.trials.items()})
         progress.end("start")
         pipeline.run()
         progress.end("search")
@@ -96,7 +102,14 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
         built, verdict = _proven(pipeline, candidates, seed, logs, progress, watch)
     progress.end("finals")
     record = compose.estimated(built.source, built.binary, device, verdict, progress.searched(STRATEGY, seed))
-    store.write(record)
+    better = _better(record, candidates, store)
+    if better is None:
+        store.write(record)
+    else:
+        record = better
+        progress.notes.append(
+            "the stored estimate, of a candidate that was not looked at now, is better: it stays"
+        )
     progress.stage = "done"
     watch(progress)
     return record
@@ -110,6 +123,29 @@ def _stored(candidates: Candidates, store: Store) -> list[int]:
             record = store.find(candidates.device, family.name, candidates.problem, estimated=estimated)
             numbers += family.numbers([None if record is None else family.legal.index(record.config)])
     return numbers
+
+
+def _better(record: records.Record, candidates: Candidates, store: Store) -> records.Record | None:
+    """Return what is stored if it is no candidate here, could still be made, and has a better estimate."""
+    device, problem = candidates.device, candidates.problem
+    stored = store.find(device, record.family, problem, estimated=True)
+    family = next(each for each in candidates.families if each.name == record.family)
+    if stored is None or family.legal.index(stored.config) is not None:
+        return None
+
+    def cost(each: records.Record) -> float:
+        values = whole.values(whole.config(each.config), problem, device)
+        needs = each.resources
+        return estimate(whole, values, problem, device, needs.registers, needs.spill_bytes).ms
+
+    try:
+        whole = Space.load(record.family)
+        source = rendered(whole, whole.config(stored.config), problem, device, depot=store.depot)
+        if records.serves(stored, device, problem, source) is None and cost(stored) < cost(record):
+            return stored
+    except (ConfigError, SpaceError):  # a family of the user's own, or one that changed
+        pass
+    return None
 
 
 def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: int = 0) -> list[int]:
@@ -172,15 +208,17 @@ class _Queue:
 
     def __init__(self, points: Iterable[int]) -> None:
         self.asked = 0
+        self._taken: set[int] = set()
         self._points = iter(dict.fromkeys(points))
 
     def ask(self) -> int | None:
-        point = next(self._points, None)
+        point = next((each for each in self._points if each not in self._taken), None)
         self.asked += point is not None
         return point
 
     def take(self, index: int) -> None:
-        return
+        self.asked += 1
+        self._taken.add(index)
 
     def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
         return
@@ -192,11 +230,29 @@ class _Model:
     waitables: tuple[Connection, ...] = ()
     next_deadline = None
 
-    def __init__(self, candidates: Candidates) -> None:
+    def __init__(self, candidates: Candidates, before: int) -> None:
         self._candidates = candidates
         self._known = {family.name: knows(family.space) for family in candidates.families}
         self._finished: list[tuple[int, Outcome]] = []
-        self._submitted = 0
+        self._submitted = before
+
+    def anew(self, number: int, trial: Trial) -> Trial:
+        """Return a trial of an earlier run with today's estimate of its registers and spills."""
+        outcome = trial.outcome
+        if not (isinstance(outcome, Estimate) and self._known[trial.family]):
+            return trial
+        return replace(trial, outcome=self._estimated(number, outcome.registers, outcome.spill_bytes))
+
+    def _estimated(self, number: int, registers: int, spill_bytes: int) -> Estimate | Rejected:
+        problem, device = self._candidates.problem, self._candidates.device
+        space = self._candidates.family(number).space
+        if not self._known[space.family]:  # the order is the estimate
+            return Estimate(float(self._submitted), registers, spill_bytes, {})
+        values = space.values(self._candidates.config(number), problem, device)
+        try:
+            return estimate(space, values, problem, device, registers, spill_bytes)
+        except ConfigError as error:  # not one block fits on an SM
+            return Rejected("constraint", str(error))
 
     @property
     def pending(self) -> int:
@@ -212,17 +268,7 @@ class _Model:
         entry: LogEntry,
     ) -> None:
         self._submitted += 1
-        problem, device = self._candidates.problem, self._candidates.device
-        space = self._candidates.family(key).space
-        values = space.values(self._candidates.config(key), problem, device)
-        outcome: Outcome
-        try:
-            if self._known[space.family]:
-                outcome = estimate(space, values, problem, device, binary.registers, binary.spill_bytes)
-            else:  # the order itself
-                outcome = Estimate(float(self._submitted), binary.registers, binary.spill_bytes, {})
-        except ConfigError as error:  # not one block fits on an SM
-            outcome = Rejected("constraint", str(error))
+        outcome = self._estimated(key, binary.registers, binary.spill_bytes)
         entry.ended(outcome)
         self._finished.append((key, outcome))
 

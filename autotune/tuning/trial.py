@@ -16,7 +16,7 @@ from autotune.families.estimate import Estimate
 from autotune.records.trials import Run, TrialHeader, add_line
 from autotune.space.space import Config
 from autotune.values import typed
-from autotune.values.limits import Milliseconds, Name, Quantiles, Size
+from autotune.values.limits import Count, Milliseconds, Name, Quantiles, Size
 from autotune.values.measurement import L2, MeasuredTrial, Method, Timing, Verdict
 
 Outcome = MeasuredTrial | Estimate | Rejected
@@ -133,9 +133,11 @@ class Trial:
     @classmethod
     def read(cls, line: Mapping[str, Any], family: str, l2: L2) -> Trial | None:
         """Read a line of a log written by `line`; None for one that is something else."""
-        kind: type[_MeasuredLine | _RejectedLine]
+        kind: type[_MeasuredLine | _EstimatedLine | _RejectedLine]
         if line.get("outcome") == "measured":
             kind = _MeasuredLine
+        elif line.get("outcome") == "estimated":
+            kind = _EstimatedLine
         elif line.get("outcome") in REJECTION_KINDS:
             kind = _RejectedLine
         else:
@@ -155,6 +157,8 @@ class Trial:
             )
             verdict = Verdict(True, told.error, told.bound, "", "of an earlier run")
             outcome = MeasuredTrial(timing, verdict, told.gpu_s)
+        elif isinstance(told, _EstimatedLine):
+            outcome = Estimate(told.estimate, told.registers, told.spill_bytes, {})
         else:
             outcome = Rejected(told.outcome, told.why)
         about = (told.code, told.registers, told.spill_bytes, told.compile_s, told.same_as)
@@ -185,6 +189,13 @@ class _MeasuredLine(_Line):
     error: float
     bound: float
     gpu_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EstimatedLine(_Line):
+    estimate: Milliseconds
+    registers: Size
+    spill_bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)
