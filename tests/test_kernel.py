@@ -757,3 +757,9 @@ def test_a_kernel_of_one_gpu_is_not_loaded_on_another(monkeypatch):
     same = SimpleNamespace(device=dataclasses.replace(H200, clock_mhz=1))
     monkeypatch.setattr(cuda, "cuda_machine", lambda ordinal: same)
     assert pickle.loads(pickled) is same
+
+
+def test_a_product_that_no_memory_holds_is_one_line():
+    a, b = np.ones((4_000_000, 1), np.float32), np.ones((1, 4_000_000), np.float32)
+    with pytest.raises(DeviceError, match="C of 4000000 x 4000000 needs 64000000000000 bytes, which"):
+        matmul(a, b, device="simulator")

@@ -77,7 +77,13 @@ class NumPyLibrary(Library):
         """See `Library`."""
         import numpy
 
-        room = numpy.empty(shape[0] * shape[1] + WIDE_FLOATS, numpy.float32)
+        try:
+            room = numpy.empty(shape[0] * shape[1] + WIDE_FLOATS, numpy.float32)
+        except (MemoryError, ValueError):  # ValueError: more than NumPy can address
+            raise DeviceError(
+                f"C of {shape[0]} x {shape[1]} needs {FLOAT_BYTES * shape[0] * shape[1]} bytes, which this "
+                "machine's memory does not hold: multiply parts of it"
+            ) from None
         start = -room.ctypes.data // FLOAT_BYTES % WIDE_FLOATS
         return room[start : start + shape[0] * shape[1]].reshape(shape)
 
