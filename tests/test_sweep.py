@@ -336,16 +336,20 @@ BAD: list[tuple[str, Any, str]] = [
     (
         "param.json",
         cut(CACHE, "cache", "256,wide", "method"),
-        "cache entry '256,wide' has no value of method",
+        "cache entry '256,wide' has method = None: give a number or a word",
     ),
     ("objective.json", cut(CACHE, "cache", "128,plain", "time"), "cache entry '128,plain' has no time"),
     ("negative.json", cut(CACHE, "cache", "128,plain", "time", value=-1), "'128,plain' is -1, not a time"),
     ("results.json", cut(T4, "results", value={"a": 1}), "results is {'a': 1}: give a list"),
-    ("config.json", cut(T4, "results", 1, "configuration"), "result 2: configuration is None"),
+    (
+        "config.json",
+        cut(T4, "results", 1, "configuration"),
+        "result 2, configuration is None: give an object with the value of every parameter",
+    ),
     (
         "loader.json",
         cut(T4, "results", 1, "configuration", "loader"),
-        "result 2: configuration.loader is None",
+        "result 2, configuration has loader = None",
     ),
     (
         "word.json",
@@ -439,7 +443,8 @@ def test_a_broken_file_gives_one_line(tmp_path: Path, name: str, content: Any, m
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"outcome": "measured", "median_ms": 1.0}, "trial 1 has config None"),
+        ({"outcome": "measured", "median_ms": 1.0}, "config of trial 1 is None: give an object"),
+        ({"config": {}, "outcome": "measured", "median_ms": 1.0}, "its configs have no parameter"),
         ({"config": {"BM": 1}, "outcome": "measured"}, "median_ms of trial 1 is None, not a time"),
         ({"config": {"BM": 1}, "outcome": "won"}, "trial 1 has outcome 'won'"),
         ({"config": {"BM": 1}, "outcome": "estimated", "estimate": 1.0}, "there is no config in it"),
@@ -616,7 +621,7 @@ LONG = "9" * 5000  # digits that Python does not read as an integer
         (
             "x.json",
             json.dumps({"tune_params_keys": ["a\x1b[2J"], "cache": {"\x1b[2J": {}}}),
-            r"cache entry '\x1b[2J' has no value of a\x1b[2J",
+            r"cache entry '\x1b[2J' has a\x1b[2J = None",
         ),
     ],
 )
@@ -630,3 +635,12 @@ def test_a_hostile_file_gives_one_short_line(tmp_path: Path, name: str, text: st
 def test_the_name_of_a_sweep_is_safe_to_print(tmp_path: Path) -> None:
     path = written(tmp_path / "\x1b[31mred.csv", "BM,median_ms\n1,2\n")
     assert read_sweep(path).name == r"\x1b[31mred"
+
+
+def test_the_configs_of_a_log_have_the_same_parameters(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    with TrialLog(path, HEADER) as log:
+        log.append({"config": {"BM": 1}, "outcome": "measured", "median_ms": 1.0})
+        log.append({"config": {"BM": 1, "BN": 2}, "outcome": "measured", "median_ms": 2.0})
+    with pytest.raises(UsageError, match="config of trial 2 has parameters that the first one has not"):
+        read_sweep(path)

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import REJECTION_KINDS, Rejected, RejectionKind, UsageError
-from autotune.outside import printable
 from autotune.sweep.sweep import (
     About,
     Point,
     Sweep,
+    config_of,
     from_ms,
     header_of,
     make_sweep,
@@ -150,14 +150,7 @@ def _word(value: Any) -> str | None:
 
 
 def _point(path: Path, key: str, entry: Any, names: list[str]) -> Point:
-    if not isinstance(entry, dict):
-        raise UsageError(f"{path}: cache entry {reprlib.repr(key)} is {reprlib.repr(entry)}: give an object")
-    missing = [name for name in names if not isinstance(entry.get(name), int | float | str)]
-    if missing:
-        raise UsageError(
-            f"{path}: cache entry {reprlib.repr(key)} has no value of {printable(missing[0], 80)}: "
-            "give every parameter"
-        )
+    config = config_of(entry, names, lambda: f"{path}: cache entry {reprlib.repr(key)}")
     time, error = entry.get("time"), entry.get("__error__")
     outcome: float | Rejected
     if isinstance(error, str) or isinstance(time, str) or time == NO_TIME:
@@ -175,7 +168,7 @@ def _point(path: Path, key: str, entry: Any, names: list[str]) -> Point:
 
     spent = [spent_on("verification_time"), spent_on("benchmark_time")]
     return Point(
-        config={name: entry[name] for name in names},
+        config=config,
         outcome=outcome,
         compile_s=from_ms(spent_on("compile_time")),
         gpu_s=from_ms(sum(ms for ms in spent if ms) or None),

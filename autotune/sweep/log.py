@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.errors import REJECTION_KINDS, RecordError, Rejected, UsageError
 from autotune.records.trials import read_trials
-from autotune.sweep.sweep import About, Point, Sweep, make_sweep, seconds_of, time_of
+from autotune.sweep.sweep import About, Point, Sweep, config_of, make_sweep, seconds_of, time_of
 from autotune.values import jsontext, typed
 
 OWN = {"config", "outcome", "why", "median_ms", "compile_s", "gpu_s"}
@@ -30,14 +30,10 @@ def read_log_sweep(path: Path) -> Sweep:
         config, kind = trial.get("config"), trial.get("outcome")
         if kind in ("estimated", "proven"):  # without a GPU
             continue
-        plain = isinstance(config, dict) and all(
-            isinstance(each, int | float | str) for each in config.values()
-        )
-        if not (plain and config) or (names and set(config) != set(names)):
-            raise UsageError(
-                f"{path}: trial {number} has config {reprlib.repr(config)}: give the value of each parameter"
-            )
-        names = names or list(config)
+        names = names or list(config if isinstance(config, dict) else {})
+        if isinstance(config, dict) and len(config) > len(names):
+            raise UsageError(f"{path}: config of trial {number} has parameters that the first one has not")
+        config = config_of(config, names, lambda n=number: f"{path}: config of trial {n}")  # type: ignore[misc]
         outcome: float | Rejected
         if kind in REJECTION_KINDS:
             outcome = Rejected(kind, str(trial.get("why", "")))

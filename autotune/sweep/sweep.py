@@ -137,6 +137,8 @@ def make_sweep(path: Path, names: Sequence[str], points: Sequence[Point], about:
             raise UsageError(f"{path}: {name!r:.80} {why}: rename the parameter")
     if not points:
         raise UsageError(f"{path}: there is no config in it: give a file with measured configs")
+    if not names:
+        raise UsageError(f"{path}: its configs have no parameter: give the value of each parameter")
     latest = {tuple(point.config[name] for name in names): point for point in points}
     kept = tuple(latest.values())
     if not any(isinstance(point.outcome, float) for point in kept):
@@ -187,6 +189,23 @@ def statistic_of(value: Any, header: TrialHeader | None) -> Statistic:
     if value in get_args(Statistic):
         return value  # type: ignore[no-any-return]
     return "mean" if header is None else "median"
+
+
+def config_of(value: Any, names: Sequence[str], where: Callable[[], str]) -> dict[str, Any]:
+    """Return the value of each parameter of a config in a file.
+
+    Raises:
+        UsageError: It is no object, or a value is missing or neither a number nor a word.
+    """
+    if not isinstance(value, dict):
+        raise UsageError(
+            f"{where()} is {reprlib.repr(value)}: give an object with the value of every parameter"
+        )
+    for name in names:
+        if not isinstance(value.get(name), int | float | str):
+            found = reprlib.repr(value.get(name))
+            raise UsageError(f"{where()} has {printable(name, 80)} = {found}: give a number or a word")
+    return {name: value[name] for name in names}
 
 
 def time_of(value: Any, where: Callable[[], str]) -> float:

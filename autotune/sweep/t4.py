@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune.errors import REJECTION_KINDS, Rejected, RejectionKind, UsageError
-from autotune.outside import printable
 from autotune.sweep.sweep import (
     About,
     Point,
     Statistic,
     Sweep,
+    config_of,
     from_ms,
     header_of,
     make_sweep,
@@ -127,12 +127,7 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str, st
 
     if not isinstance(result, dict):
         raise fault("it", result, "give an object")
-    config, times = result.get("configuration"), result.get("times")
-    if not isinstance(config, dict):
-        raise fault("configuration", config, "give an object with the value of every parameter")
-    for name in names:
-        if not isinstance(config.get(name), int | float | str):
-            raise fault(f"configuration.{printable(name, 80)}", config.get(name), "give a number or a word")
+    config, times = config_of(result.get("configuration"), names, at("configuration")), result.get("times")
     if not isinstance(times, dict):
         raise fault("times", times, "give an object")
 
@@ -167,7 +162,7 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str, st
         spent[0] = sum(known) if known else None
     stamp = {"at": result["timestamp"]} if isinstance(result.get("timestamp"), str) else {}
     return Point(
-        config={name: config[name] for name in names},
+        config=config,
         outcome=outcome,
         compile_s=from_ms(spent_on("compilation" if "compilation" in times else "compilation_time")),
         gpu_s=from_ms(sum(ms for ms in spent if ms) or None),

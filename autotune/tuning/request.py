@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Request:
     workers: int | None = None
     cold: bool = False
     resume: bool | None = None
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)  # it may hold a password
     study: str | None = None
     root: Path | str | None = None
     watch: Watcher = lambda progress: None
