@@ -88,7 +88,7 @@ def command(
 
 
 def told(row: Row) -> str:
-    """Say in one line what became of a shape."""
+    """Return the outcome of a shape in one line."""
     name = f"{row.shape.id}: " if row.shape.id != str(row.shape.problem) else ""
     head = f"{name}{row.shape.problem}"
     if row.missing:
@@ -107,7 +107,7 @@ def told(row: Row) -> str:
 
 
 def caption(report: Report) -> str:
-    """Say in one line where, with what and when the report was made."""
+    """Return one line with the GPU, the versions and the date of the report."""
     facts = report.facts
     libraries = f"cuBLAS {facts.cublas}" if facts.cublas else "no cuBLAS"
     launched = "replayed as CUDA graphs" if report.method == "graph" else "launched back to back"
@@ -150,7 +150,7 @@ def _error_columns(report: Report) -> list[str]:
 
 
 def _errors(report: Report, row: Row) -> list[str]:
-    """Give a shape's relative errors, in the Frobenius norm, against float64."""
+    """Return a shape's relative errors, in the Frobenius norm, against float64."""
     if not _error_columns(report):
         return []
     ours = None if row.measured is None else row.measured.verdict.error

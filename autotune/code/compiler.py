@@ -1,4 +1,4 @@
-"""Turns CUDA text and an architecture into a `Binary` by NVRTC, here or in a pool of killable processes."""
+"""Compiling CUDA text by NVRTC, in this process or in a pool of child processes that can be killed."""
 
 from __future__ import annotations
 

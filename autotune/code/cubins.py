@@ -1,4 +1,4 @@
-"""Turns CUDA text into machine code that is compiled once: kept on disk, and found again by every process.
+"""Machine code on disk: each text is compiled once, and found again by every process.
 
 The key of a binary is the SHA-256 of the text without comments, the entry, the architecture, the options and
 the version of NVRTC. Two compiles of one text need not give the same machine code, so a record's kernel is
@@ -54,7 +54,7 @@ def load(
 
 
 def put(text: str, binary: Binary, arch: str, *, depot: Depot, options: tuple[str, ...] = ()) -> bool:
-    """Keep a binary, in place of one that was there; tell whether it could be written.
+    """Keep a binary, in place of one that was there; return whether it could be written.
 
     Args:
         text: What it was compiled from.
@@ -107,7 +107,7 @@ def load_or_compile(
 
 
 def installed_version(depot: Depot) -> str:
-    """Tell the version of this machine's NVRTC, without loading it where it was loaded before.
+    """Return the version of this machine's NVRTC, without loading it where it was loaded before.
 
     Raises:
         ToolchainError: There is none.

@@ -1,4 +1,4 @@
-"""Turns the libraries on this machine into one loaded NVRTC: where it is looked for, and its C interface."""
+"""NVRTC, NVIDIA's run-time compiler: where it is looked for, how it is loaded, and its C interface."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Nvrtc:
             nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
     def error_name(self, code: int) -> str:
-        """Name an nvrtcResult, such as "NVRTC_ERROR_COMPILATION"."""
+        """Return the name of an nvrtcResult, such as "NVRTC_ERROR_COMPILATION"."""
         return str(self._library.nvrtcGetErrorString(code).decode())
 
     def _check(self, code: int) -> None:
@@ -126,12 +126,12 @@ def nvrtc() -> Nvrtc:
 
 
 def nvrtc_version() -> str:
-    """Version of the loaded NVRTC, such as "13.5"."""
+    """Return the version of the loaded NVRTC, such as "13.5"."""
     return "{}.{}".format(*nvrtc().version)
 
 
 def nvrtc_identity() -> str | None:
-    """Name the files that `nvrtc` would choose from, with their sizes and times, without loading one.
+    """Return the files that `nvrtc` would choose from, with their sizes and times, without loading one.
 
     Returns:
         The same text as long as the same library would be loaded; None where only the system's loader knows.
@@ -164,7 +164,7 @@ def _libraries(driver: int | None) -> Iterator[str]:
 
 
 def _driver_major() -> int | None:
-    """CUDA major version of the installed driver, None without one; needs no GPU and creates no context."""
+    """Return the driver's CUDA major version, None without a driver; needs no GPU and creates no context."""
     version = ctypes.c_int()
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):

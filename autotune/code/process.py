@@ -1,4 +1,4 @@
-"""Turns a function's name into a Python process that serves requests over a pipe and can be killed.
+"""Child processes that serve requests over a pipe, and can be killed.
 
 Compilers and GPU kernels may hang, crash or corrupt their process; a thread cannot be stopped, a process can.
 A fresh interpreter is started and nothing is forked or re-imported: neither CUDA state nor the user's
@@ -120,7 +120,7 @@ class Child:
             raise self._died() from None
 
     def poll(self, timeout: float = 0) -> bool:
-        """Tell whether `receive` would not block, waiting up to ``timeout`` seconds for it."""
+        """Return whether `receive` would not block, waiting up to ``timeout`` seconds for it."""
         return self.connection.closed or self.connection.poll(timeout)
 
     def receive(self) -> Any:
@@ -140,7 +140,7 @@ class Child:
             raise self._died(f"its message cannot be unpickled ({type(error).__name__}: {error})") from error
 
     def alive(self) -> bool:
-        """Tell whether the process runs."""
+        """Return whether the process runs."""
         return self._process.poll() is None
 
     def cpu_seconds(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Turns a multiplication loaded on the GPU into a `Verdict`, or names what it overwrote."""
+"""The check of a kernel on the GPU: its result against float64 references, and memory it must not write."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Checker:
         )
 
     def check_timed(self, multiply: Multiply) -> Rejected | None:
-        """Say what is wrong after timed launches on `operands`, with C and beyond it.
+        """Return what is wrong after timed launches on `operands`, in C or outside it; None if nothing is.
 
         Where they read C it has grown with every launch; then one more runs with beta = 0 over NaN.
 
@@ -129,7 +129,7 @@ class Checker:
             self._inputs.poison(inputs, inputs.drawn)
 
     def damage(self) -> Rejected | None:
-        """Wait for the GPU; if a kernel wrote where it must not, repair that and say what it was."""
+        """Wait for the GPU; where a kernel wrote outside C, restore that and return what it was."""
         damage = self._inputs.damage()
         if not damage:
             return None
@@ -229,7 +229,7 @@ class Checker:
         return repeats
 
     def _clear(self) -> None:
-        """Enqueue forgetting what was found before."""
+        """Enqueue resetting what was found before."""
         self._gpu.fill(self._found, 0, 8 * _FOUND_WORDS)
 
     def _run(self, multiply: Multiply, inputs: InputSet, call: Call) -> None:
@@ -246,7 +246,7 @@ class Checker:
         self._kernels.compare_projection(sums, call.projected, call.limit, m, found)
 
     def _fault(self, when: str) -> Rejected | None:
-        """Say which row of C was wrong in plain calls, by projection alone."""
+        """Return which row of C was wrong in plain calls, by projection alone; None if none was."""
         worst = _projection(self._gpu.download(self._found, _FOUND_WORDS, np.uint64))
         if worst.worst <= 1:
             return None

@@ -1,4 +1,4 @@
-"""Turns a GPU's identity into readings of its clock and power, what throttles it, and who else uses it."""
+"""Readings of NVML around a timing: clocks, power, what throttles the GPU, and who else uses it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _THERMAL = "software thermal"
 
 
 def throttle_names(reasons: int) -> tuple[str, ...]:
-    """Name the bits of an NVML clocks-event mask that slow a GPU down."""
+    """Return names of the bits of an NVML clocks-event mask that slow a GPU down."""
     return tuple(name for bit, name in THROTTLE_REASONS.items() if reasons & bit)
 
 
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, such as "580.95.05"; None where NVML is missing."""
+    """Return the version of the NVIDIA driver, such as "580.95.05"; None where NVML is missing."""
     try:
         import pynvml
 
@@ -41,7 +41,7 @@ def driver_version() -> str | None:
 
 
 def device_uuid(ordinal: int) -> str | None:
-    """Ask the driver for the UUID of a GPU or MIG slice, such as "GPU-1b2c..."; None if it does not tell.
+    """Return the UUID of a GPU or MIG slice, such as "GPU-1b2c..."; None if the driver does not tell.
 
     Args:
         ordinal: CUDA ordinal, as ``CUDA_VISIBLE_DEVICES`` leaves it.
@@ -100,7 +100,7 @@ class ClockMonitor:
         self._busy_others()
 
     def stop(self) -> Clocks:
-        """Take the last reading, if NVML still answers, and sum up.
+        """Take the last reading, if NVML still answers, and summarise all of them.
 
         Returns:
             ``sm_mhz_min``, ``sm_mhz_max``, ``throttle`` (reasons); where known ``watts``, and ``others``: how
@@ -152,7 +152,7 @@ class ClockMonitor:
         return {int(process.pid) for process in running}
 
     def _busy_others(self) -> int | None:
-        """Count the other processes that kept the GPU busy since the last call; None if nobody can tell."""
+        """Count other processes that kept the GPU busy since the last call; None if NVML does not tell."""
         listed = self._processes()
         mine = {os.getpid()} & listed or listed - self._before
         if len(mine) != 1:

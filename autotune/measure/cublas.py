@@ -1,4 +1,4 @@
-"""Turns the cuBLAS of this machine, if there is one, into the baseline: a multiplication like a candidate's.
+"""cuBLAS, where this machine has it, as a baseline that is called like a candidate.
 
 The library is loaded by ctypes, because CuPy knows fewer places and fails later. It computes in FP32: default
 math mode, with `gpu.worker.ENVIRONMENT` against TF32 and emulation. In TF32 it computes for a comparison of
@@ -122,7 +122,7 @@ def library_version(library: ctypes.CDLL, prefix: str) -> str | None:
 
 
 def kernel_names(gpu: Gpu, enqueue: Callable[[], None]) -> str | None:
-    """Name the kernels that a call launches, joined by " + "; None if the driver does not tell.
+    """Return the kernels that a call launches, joined by " + "; None if the driver does not tell.
 
     The call is captured into a CUDA graph, not run, and the driver names the functions of its nodes.
     """

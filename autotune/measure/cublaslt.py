@@ -1,4 +1,4 @@
-"""Turns cuBLASLt into baselines: for one problem, every algorithm that its heuristics propose.
+"""cuBLASLt as a baseline: for one problem, every algorithm that its heuristics propose.
 
 cuBLAS picks one kernel; cuBLASLt lists those it thinks of, its own choice first, and runs any of them: the
 best is the harder baseline. Constants and structs are those of cublasLt.h and cublas_api.h of CUDA 12 and 13.
@@ -80,7 +80,7 @@ class CublasLt:
     def multiplications(self, problem: Problem) -> list[LtMultiplication]:
         """List what the heuristics propose for a problem, their own choice first; empty when they refuse.
 
-        A row-major C is computed as its transpose, like in `gpu.cublas`: C^T = op(B)^T op(A)^T. The
+        A row-major C is computed as its transpose, as in `measure.cublas`: C^T = op(B)^T op(A)^T. The
         descriptors are small and live as long as the process.
         """
         try:

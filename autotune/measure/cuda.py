@@ -1,4 +1,4 @@
-"""Turns cubins into launches, and sizes into device memory, through CuPy; runs in the worker process only.
+"""Device memory, loaded cubins, launches and timers through CuPy, in the worker process only.
 
 Nothing here makes CuPy compile or load a library beyond the driver: a machine with a driver alone is enough.
 """
@@ -21,12 +21,12 @@ Argument = int | float | np.generic
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Tell whether an error means that device memory could not be allocated."""
+    """Return whether an error means that device memory could not be allocated."""
     return getattr(error, "status", None) == 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 
 
 def context_lost() -> bool:
-    """Tell, after an error, whether this process can no longer use the GPU.
+    """Return, after an error, whether this process can no longer use the GPU.
 
     An illegal address and its like stay with the context: every later call reports them again.
     """

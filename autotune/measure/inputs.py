@@ -1,7 +1,6 @@
-"""Turns a problem and a seed into random operands on the GPU, with the float64 references of their product.
+"""Random operands on the GPU, with float64 references of their product, in one allocation with guard zones.
 
-Everything lies in one slab between guard zones. `Inputs.damage` names what a kernel changed although it must
-not, and `Inputs.refill` makes everything new.
+`Inputs.damage` names what a kernel changed although it must not, and `Inputs.refill` draws everything anew.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class Inputs:
         self._kernels.fill_guards(self._base, self._guard_spans, len(self._slab.guards))
 
     def poison(self, inputs: InputSet, call: Call) -> None:
-        """Enqueue making C what a kernel finds: C0 where the call reads C, else NaN."""
+        """Enqueue filling C with what a kernel finds there: C0 where the call reads C, else NaN."""
         size = self._slab["C"].size
         if call.beta != 0:
             self._gpu.copy(self.c.address, inputs.c0.address, size)

@@ -1,4 +1,4 @@
-"""Turns operands into copies for launches to take turns with, so that none finds its own in the L2 cache."""
+"""Copies of the operands that launches take turns with, so that none finds its own in the L2 cache."""
 
 from __future__ import annotations
 

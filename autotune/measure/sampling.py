@@ -1,4 +1,4 @@
-"""Turns the shape of C into the few rows and columns of it that are compared element by element."""
+"""The random rows and columns of C that are compared element by element with a candidate's result."""
 
 from __future__ import annotations
 

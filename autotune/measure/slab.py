@@ -1,4 +1,4 @@
-"""Turns a list of named sections into one allocation in which each lies between guard zones."""
+"""The layout of one allocation whose named sections lie between guard zones, which show stray writes."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ class Slab:
         return cls(tuple(sections), tuple(guards), total)
 
     def __getitem__(self, name: str) -> Span:
-        """Find a section by name."""
+        """Return a section by its name."""
         return next(section for section in self.sections if section.name == name)

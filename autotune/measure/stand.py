@@ -211,7 +211,7 @@ class Stand:
         return best, len(able) if best is not None else len(algorithms)
 
     def _kernels(self, multiply: Multiply) -> str | None:
-        """Name what a library launches."""
+        """Return the names of the kernels that a library launches."""
         return kernel_names(self._gpu, self._calls(multiply)[0])
 
     def _timer(self, multiply: Multiply) -> EventTimer:

@@ -1,9 +1,9 @@
-"""Turns something that can be launched repeatedly into a `Timing`: how long one launch takes on the GPU.
+"""How candidates and finalists are timed on the GPU: samples, launches, repeats and turns.
 
 A sample is the time of several launches between two CUDA events, divided by their number; a timing is the
 median of samples. Launches of a few microseconds are replayed as a CUDA graph, because the host needs several
 for each launch. During a search each candidate is timed briefly and alone; the finalists are then timed in
-turns, so that a change of clocks or temperature meets all of them alike.
+turns, so that a change of clocks or temperature affects all of them alike.
 """
 
 from __future__ import annotations

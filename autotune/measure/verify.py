@@ -1,4 +1,4 @@
-"""Turns the difference between C and its float64 reference into a `Verdict`: right, or why not.
+"""The rules by which C is right or wrong against its float64 reference, and their derivation.
 
 Notation: u = 2^-24, the unit roundoff of float32; E = C - reference. C passes when all of these hold:
 

@@ -1,4 +1,4 @@
-"""Turns the kernels of verify.cu into calls on addresses, with grids that fill the GPU."""
+"""The kernels of verify.cu (random operands, float64 references, comparison), called on addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns shapes into a `Report`: their stored winners against cuBLAS and the best of cuBLASLt, in one run."""
+"""The bench: stored winners timed against cuBLAS and the fastest algorithm of cuBLASLt, in one run."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Report:
         return "cold" if self.cold else "warm"
 
     def floor_ms(self, shape: Shape) -> float:
-        """Give the time of the roofline: max(flops / peak, bytes / copy bandwidth), milliseconds.
+        """Return the time of the roofline: max(flops / peak, bytes / copy bandwidth), milliseconds.
 
         The peak is that of the shape's math (`Device.peak`) at the highest clock; the bandwidth was measured
         by a copy in this run, bytes read and written. A and B count once, C once, or twice where it is read.
@@ -167,7 +167,7 @@ class Report:
         return min(compared, key=lambda pair: pair[0])[1] if compared else None
 
     def plain(self) -> dict[str, Any]:
-        """Write the report as plain values, for JSON: milliseconds, GFLOP/s, GB/s, ratios."""
+        """Return the report as plain values, for JSON: milliseconds, GFLOP/s, GB/s, ratios."""
         device = records.RecordedDevice.of(self.facts.device)
         return {
             "schema": SCHEMA,
