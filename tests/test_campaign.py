@@ -261,9 +261,9 @@ def test_a_kernel_of_any_math_searches_for_those_that_have_no_record(bench):
     machine = SimpleNamespace(device=H200, ordinal=0)
     problems = [Problem(64, 64, 8, math=math) for math in MATHS]
     space = Space.load(bench.few)
-    _tune(problems, machine, "20s", space, Store(bench.root))
+    _tune(problems, machine, "20s", [space], Store(bench.root))
     assert _fastest(problems, machine, "exact", [space], Store(bench.root)) == problems[0]
     assert [path.name for path in bench.root.glob("*/*.json")] == [f"plain_{problems[0].key}.json"]
     count = bench.measured.total()
-    _tune(problems, machine, "20s", space, Store(bench.root))
+    _tune(problems, machine, "20s", [space], Store(bench.root))
     assert bench.measured.total() == count == 15

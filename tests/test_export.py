@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from autotune.cli import export as command
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.depot import Depot
 from autotune.code.render import render
-from autotune.errors import RecordMissing
+from autotune.errors import RecordMissing, UsageError
 from autotune.kernel.choices import Choice
 from autotune.records import Store
 from autotune.report.export import Export, cubin_files, cuda_file, header_file, to_export
@@ -297,3 +298,26 @@ def test_a_suite_gives_one_header(tmp_path):
     assert done.stdout.split() == [str(tmp_path / "autotune_kernels.h")]
     header = (tmp_path / "autotune_kernels.h").read_text()
     assert '{"nn", 34, 17, 20, 0,' in header
+
+
+@pytest.mark.parametrize("form", ["cuda", "cubin", "header"])
+@pytest.mark.parametrize("obstacle", ["file", "no rights", "full"])
+def test_a_folder_that_cannot_be_written_is_one_line(form, obstacle, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    if obstacle == "file":
+        (tmp_path / "out").write_text("")
+        out = tmp_path / "out" / "below"
+    elif obstacle == "no rights":
+        monkeypatch.setattr("autotune.report.export.cubins.load_or_compile", None)  # nothing is compiled
+        refused = PermissionError(13, "Permission denied", str(out))
+        monkeypatch.setattr(Path, "mkdir", lambda *words, **named: (_ for _ in ()).throw(refused))
+    else:
+        full = OSError(28, "No space left on device")
+        monkeypatch.setattr("autotune.cli.export.write_file", lambda *words: (_ for _ in ()).throw(full))
+    words = ["--m", "33", "--n", "17", "--k", "20", "--target", "h200", "--any", "--out", str(out)]
+    done = CliRunner().invoke(command.command, [*words, "--format", form])
+    assert isinstance(done.exception, UsageError)
+    said = str(done.exception)
+    assert said.startswith(f"--out {out} cannot be written (")
+    assert said.endswith("): give another folder")
+    assert "\n" not in said

@@ -25,6 +25,7 @@ from autotune.errors import (
     DeviceError,
     RecordMissing,
     Rejected,
+    SpaceError,
     ToolchainError,
     UsageError,
 )
@@ -396,6 +397,25 @@ def test_a_variant_that_does_not_compile_says_what_to_pass(root, failing, tmp_pa
 def test_a_device_that_is_none(device):
     with pytest.raises(UsageError, match="give the CUDA ordinal of a GPU, or 'simulator'"):
         best_kernel(*SIZE, device=device)
+
+
+def test_what_is_plainly_meant_is_taken(root, tmp_path, monkeypatch):
+    where = {"device": "simulator", "root": str(root)}
+    assert quiet(*SIZE, **where, space="sgemm").config == quiet(*SIZE, **where).config
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "sgemm"\nsummary = "of mine"\n')
+    for space in (own, str(own)):
+        assert best_kernel(*SIZE, **where, space=space)._choice.space.path == own
+    with pytest.raises(SpaceError, match="family 'sgem' is unknown"):
+        best_kernel(*SIZE, **where, space="sgem")
+    asked = []
+    monkeypatch.setattr(
+        best, "cuda_machine", lambda ordinal: asked.append(ordinal) or best.machine_of("simulator")
+    )
+    for device in (np.int64(1), np.uint8(1), 1):
+        best_kernel(*SIZE, device=device, root=root)
+    assert asked == [1, 1, 1]
+    assert {type(each) for each in asked} == {int}
 
 
 def test_words_that_are_none():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +65,9 @@ def command(
 
     device, note = device_of(ordinal, target)
     exports = [to_export(each, device, store, substitute=substitute) for each in problems]
+    with _written_to(out):  # before anything is compiled
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
     files: dict[str, bytes] = {}
     for each in exports:
         if form == "cuda":
@@ -72,9 +78,20 @@ def command(
     if form != "cubin":
         name = HEADER if suite is not None or len(exports) > 1 else f"{exports[0].name}.h"
         files[name] = header_file(exports, name).encode()
-    out.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        write_file(out / name, content)
+        with _written_to(out):
+            write_file(out / name, content)
         click.echo(str(out / name))
     if note:
         click.echo(note, err=True)
+
+
+@contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f" {error.filename}" if error.filename not in (None, str(folder)) else ""
+        raise UsageError(
+            f"--out {folder} cannot be written ({error.strerror or error}{where}): give another folder"
+        ) from None

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from autotune import records
 from autotune.code.compiler import Binary
@@ -20,6 +20,9 @@ from autotune.space.space import Space, families
 from autotune.values.device import whole_number
 from autotune.values.problem import MATHS, Problem, asked_maths
 from autotune.values.suite import Shape
+
+if TYPE_CHECKING:
+    from autotune.tuning.budget import Budget
 
 Policy = Literal["any", "exact"]
 SIMULATOR = "simulator"
@@ -39,8 +42,8 @@ def best_kernel(
     device: int | str | None = None,
     policy: Policy = "any",
     tune: bool = False,
-    budget: str = "60s",
-    space: Space | None = None,
+    budget: Budget | str = "60s",
+    space: Space | str | Path | None = None,
     root: Path | str | None = None,
 ) -> Kernel:
     """Return the best kernel for a problem: the record of this very problem on this device, or a substitute.
@@ -63,8 +66,9 @@ def best_kernel(
             arrays on the CPU, as an H200 would; "simulator:a100" as another GPU of the table.
         policy: "any" allows substitutes; "exact" only a record of this very problem and device.
         tune: Search now if there is no such record; with math "any", for each math that has none.
-        budget: Budget of that search; with math "any" a time for all searches together.
-        space: The family to look at, such as one of your own; all built-in ones when not given.
+        budget: Of that search, as for `autotune.tune`; with math "any" a time for all searches together.
+        space: The family to look at: a `Space`, a built-in family's name, or the path of a space file of your
+            own; all built-in ones when not given.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
 
     Raises:
@@ -81,10 +85,10 @@ def best_kernel(
     >>> kernel(numpy.ones((33, 20), "f"), numpy.ones((20, 17), "f"))[0, :3]
     array([20., 20., 20.], dtype=float32)
     """
-    machine, store, spaces = machine_of(device), Store(root), None if space is None else [space]
+    machine, store, spaces = machine_of(device), Store(root), None if space is None else [Space.of(space)]
     problems = [Problem(m, n, k, layout, beta, each) for each in asked_maths(math)]  # type: ignore[arg-type]
     if tune:
-        _tune(problems, machine, budget, space, store)
+        _tune(problems, machine, budget, spaces, store)
     problem = problems[0] if len(problems) == 1 else _fastest(problems, machine, policy, spaces, store)
     strict = None
     if check_finite and problem.math != MATHS[0]:
@@ -156,7 +160,11 @@ def load(
 
 
 def _tune(
-    problems: Sequence[Problem], machine: Machine, budget: str, space: Space | None, store: Store
+    problems: Sequence[Problem],
+    machine: Machine,
+    budget: Budget | str,
+    spaces: Sequence[Space] | None,
+    store: Store,
 ) -> None:
     """Search for those problems that have no exact record."""
     if machine.ordinal is None:
@@ -166,7 +174,6 @@ def _tune(
     from autotune.tuning.request import Request
     from autotune.tuning.tuner import run
 
-    spaces = None if space is None else [space]
     able = problems if len(problems) == 1 else _able(problems, machine, spaces)
     lacking = [
         each
@@ -175,7 +182,12 @@ def _tune(
     ]
     if not lacking:
         return
-    request = Request(budget=Budget.of(budget), space=space, gpus=(machine.ordinal,), root=store.root)
+    request = Request(
+        budget=Budget.of(budget),
+        space=spaces[0] if spaces else None,
+        gpus=(machine.ordinal,),
+        root=store.root,
+    )
     if len(problems) == 1:
         run(lacking[0], request)
     else:
