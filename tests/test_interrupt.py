@@ -71,11 +71,15 @@ def test_a_signal_that_nobody_asked_for_acts_at_the_end():
 class Command:
     """A search on the stub, as a process in a session of its own."""
 
-    def __init__(self, folder, *, before=None, **environment):
+    def __init__(self, folder, *, budget="60s", target=None, before=None, **environment):
         self.root = folder / "records"
-        words = "tune --m 64 --n 64 --k 8 --strategy random --budget 60s --workers 2"
+        words = f"tune --m 64 --n 64 --k 8 --strategy random --budget {budget} --workers 2"
+        program = [HERE / "stub_cli.py", *words.split(), "--space", PLAIN]
+        if target:
+            words = f"tune --m 64 --n 64 --k 64 --budget {budget} --workers 2 --target {target}"
+            program = ["-m", "autotune", *words.split()]
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "stub_cli.py", *words.split(), "--space", PLAIN, "--cache", self.root],
+            [sys.executable, *program, "--cache", self.root],
             env={
                 **os.environ,
                 "STUB_GPU": str(folder / "measured"),
@@ -90,7 +94,7 @@ class Command:
         )
 
     def log(self):
-        paths = list(self.root.glob("*/*.trials.jsonl"))
+        paths = list(self.root.glob("**/*.trials.jsonl"))
         return read_log(paths[0])[1] if paths and paths[0].stat().st_size else []
 
     def wait_for(self, count):
@@ -109,6 +113,17 @@ class Command:
         while not any(line.get("event") == "started" for line in self.log()):
             assert time.monotonic() < end
             time.sleep(0.02)
+
+    def pause(self, seconds):
+        """Stop the command and all its children, as Ctrl-Z does, and have them go on."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.killpg(self._process.pid, signal.SIGCONT)
+
+    def wait(self):
+        """Wait for the end; return (exit code, what it said)."""
+        told = self._process.communicate(timeout=120)[1]
+        return self._process.returncode, told
 
     def end(self, number):
         """Send a signal; return (exit code, seconds, what it said, processes left)."""
@@ -198,3 +213,28 @@ def test_an_interrupt_that_was_ignored_before_stays_ignored(tmp_path):
     command.wait_for(seen + 10)
     code, _, told, left = command.end(signal.SIGTERM)
     assert (code, left) == (130, []), told
+
+
+def test_a_pause_is_not_of_the_budget(tmp_path):
+    """After Ctrl-Z and fg, or a suspended machine, a search goes on for the rest of its time."""
+    command = Command(tmp_path, budget="4s", STUB_SECONDS="0.2")
+    command.wait_for(3)
+    command.pause(6)
+    before = sum("outcome" in line for line in command.log())
+    status, told = command.wait()
+    assert status == 0, told
+    outcomes = [line for line in command.log() if "outcome" in line and "event" not in line]
+    assert len(outcomes) >= before + 4  # two may have been on their way
+    assert {line["outcome"] for line in outcomes} == {"measured"}
+
+
+def test_a_pause_without_a_gpu_leaves_time_for_candidates(tmp_path):
+    command = Command(tmp_path, budget="5s", target="t4")
+    end = time.monotonic() + 60
+    while not command.log():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    command.pause(6)
+    status, told = command.wait()
+    assert status == 0, told
+    assert any(line.get("outcome") == "estimated" for line in command.log())

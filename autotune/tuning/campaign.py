@@ -36,6 +36,7 @@ class Tuned:
         why: Why there is none; "" where there is.
         settled: Its search ended by itself: nothing improved any more, or nothing was left.
         seconds: Spent on it.
+        paused: Seconds of them in which the process was stopped.
     """
 
     shape: Shape
@@ -43,6 +44,7 @@ class Tuned:
     why: str = ""
     settled: bool = False
     seconds: float = 0.0
+    paused: float = 0.0
 
 
 def tune_all(
@@ -92,7 +94,9 @@ def tune_all(
                 budget = Budget(seconds=max(LEAST_S, share), patience=PATIENCE)
                 resume = request.resume if not round_ else None
                 once = replace(request, budget=budget, resume=resume, began=None)
+                before = found[problem].paused
                 told(_tuned(shop, problem, once, found, overheads))
+                end += found[problem].paused - before
             waiting = [problem for problem in order if not found[problem].settled]
     return [found[problem] for problem in order]
 
@@ -121,8 +125,16 @@ def _tuned(
         why = str(error)
     seconds = time.monotonic() - started
     if progress is not None and not why:
-        overheads.append(seconds - progress.seconds)
-    tuned = Tuned(before.shape, record, why if record is None else "", settled, before.seconds + seconds)
+        overheads.append(seconds - progress.seconds - progress.paused)
+    paused = 0.0 if progress is None else progress.paused
+    tuned = Tuned(
+        before.shape,
+        record,
+        why if record is None else "",
+        settled,
+        before.seconds + seconds,
+        before.paused + paused,
+    )
     found[problem] = tuned
     return tuned
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -142,9 +141,8 @@ class Demand:
         """Learn how long a compile took."""
         self._compile_s.add(seconds)
 
-    def measured(self, now: float | None = None) -> None:
-        """Learn that an outcome came, at a time (`time.monotonic`) or now."""
-        now = time.monotonic() if now is None else now
+    def measured(self, now: float) -> None:
+        """Learn that an outcome came, at a time in seconds of any clock."""
         if self._last is not None:
             self._outcome_s.add(now - self._last)
         self._last = now

@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from autotune.code.compiler import Binary, CompilePool
+from autotune.code.process import AwakeClock
 from autotune.code.render import Source
 from autotune.errors import MachineError, MachineFault, Rejected, SpaceError
 from autotune.records.trials import TrialLog
@@ -93,6 +94,7 @@ class Pipeline:
         self._twins: dict[int, list[int]] = {}  # those that wait for the outcome of the same code
         self._kept: dict[int, Built] = {}  # of the fastest
         self._demand = Demand()
+        self._clock = AwakeClock()
         self._faults: Counter[str] = Counter()  # of the machine, in a row
         self._ask_again = 0.0
         self._exhausted = False
@@ -125,16 +127,21 @@ class Pipeline:
         self._progress.resumed += len(trials)
 
     def run(self) -> None:
-        """Search until the budget is spent or the list exhausted; the GPUs finish what they have begun."""
+        """Search until the budget is spent or the list exhausted; the GPUs finish what they have begun.
+
+        Time in which this process was stopped, or the machine suspended, is not of the budget.
+        """
         progress, budget = self._progress, self._progress.budget
         most = min(budget.evaluations or math.inf, len(self._candidates))
         started = time.monotonic()
+        self._clock = AwakeClock()
         for log in self._logs:
             log.open()  # judges write there
         with Interrupts() as interrupts:
             while True:
                 interrupts.check()
-                progress.seconds = time.monotonic() - started
+                progress.seconds = self._clock.now()
+                progress.paused = time.monotonic() - started - progress.seconds
                 spent = progress.seconds >= budget.seconds or progress.stale >= (budget.patience or math.inf)
                 if spent:
                     self._ready.clear()
@@ -152,7 +159,7 @@ class Pipeline:
                 if not spent and self._search.asked < most and self._wants_more():
                     self._propose()
                 else:
-                    self._sleep(started + budget.seconds, spent)
+                    self._sleep(budget.seconds, spent)
 
     def fastest(self) -> list[int]:
         """List candidates with a time or an estimate, best first, one of each code."""
@@ -196,9 +203,9 @@ class Pipeline:
             return False
         return self._pool.pending + behind < self._demand.enough(queue)
 
-    def _sleep(self, end: float, spent: bool) -> None:
+    def _sleep(self, budget_s: float, spent: bool) -> None:
         """Wait for an answer, a deadline, or the end of the budget; when it is spent, for the GPUs alone."""
-        now = time.monotonic()
+        now, end = time.monotonic(), self._clock.monotonic(budget_s)
         ends = [now + LOOK_S, *self._judges.deadlines]
         connections = self._judges.waitables
         if not spent:
@@ -297,7 +304,7 @@ class Pipeline:
             return
         self._faults["measurements"] = 0
         self._judged(index, outcome, noted=True)
-        self._demand.measured()
+        self._demand.measured(self._clock.now())
         self._progress.stages.setdefault("first", time.monotonic() - self._progress.began)
 
     def _judged(self, index: int, outcome: Outcome, *, noted: bool) -> None:

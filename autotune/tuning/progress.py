@@ -32,7 +32,8 @@ class Progress:
         examples: For each rejection kind the first candidate and why.
         best: Fastest verified candidate, or the best by estimate.
         stage: What is going on, in a few words.
-        seconds: Since the search began.
+        seconds: Since the search began, without those in which the process was stopped.
+        paused: Seconds in which it was stopped, or the machine suspended.
         resumed: Candidates whose outcome came from the log of an earlier run.
         stale: Candidates since the best improved by more than half a percent.
         notes: What the user should know, one line each.
@@ -49,6 +50,7 @@ class Progress:
     best: Trial | None = None
     stage: str = "starting the GPU worker"
     seconds: float = 0.0
+    paused: float = 0.0
     resumed: int = 0
     stale: int = 0
     notes: list[str] = field(default_factory=list)
