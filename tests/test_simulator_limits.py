@@ -234,6 +234,47 @@ def test_no_limit_of_seconds_can_be_asked_for() -> None:
     assert a.all()
 
 
+def test_text_that_compiles_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.simulator.COMPILE_SECONDS", 1.0)
+    macros = [f"#define M{n}(x) {' + '.join([f'M{n - 1}(x)'] * 8)}" for n in range(1, 12)]
+    text = "\n".join(["#define M0(x) x", *macros, FILL.replace("1.0f", "M11(1.0f)")])
+    with pytest.raises(
+        UsageError, match="kernel k does not compile: no binary after 1 s of compiling"
+    ) as caught:
+        simulate(text, 1, 32, [np.zeros(32, np.float32)])
+    one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FILL.replace('extern "C" ', ""), r"no kernel k \(it has _Z1kPf\): declare it extern \"C\""),
+        ("template <int n> " + FILL.replace('extern "C" ', ""), r"no kernel k \(it has none\)"),
+        ("", "has 0 kernels"),
+        ("#error stop\n" + FILL, "does not compile: .*stop"),
+        (FILL.replace("a[", "q["), "does not compile: .*q"),
+        (
+            FILL.replace("{", "{ __shared__ float s[20000]; s[a[0] > 0] = a[1]; a[2] = s[(int)a[3]];"),
+            "too much shared",
+        ),
+    ],
+)
+def test_texts_without_a_kernel_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(AutotuneError, match=message) as caught:
+        simulate(text, 1, 32, [np.zeros(32, np.float32)])
+    one_line(caught.value)
+
+
+def test_a_text_is_compiled_once() -> None:
+    from autotune import simulator
+
+    simulator._compiled.cache_clear()
+    a = np.zeros(32, np.float32)
+    for _ in range(3):
+        simulate(FILL, 1, 32, [a]).raise_if_faulty()
+    assert simulator._compiled.cache_info().misses == 1
+
+
 def with_line(line: str) -> str:
     """Put one line before the store of a kernel that has registers of every kind."""
     ptx = ptx_of("""extern "C" __global__ void k(float* a, double b, int n) {

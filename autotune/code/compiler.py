@@ -118,9 +118,9 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
         raise ToolchainError(f"NVRTC reports {library.error_name(code)} for {' '.join(given)}: {log.strip()}")
     resources = _resources(log, entry)
     if resources is None:
+        others = ", ".join(re.findall(r"Compiling entry function '(.+?)' for", log)) or "none"
         raise ToolchainError(
-            f"NVRTC lists no resources of kernel {entry}: "
-            f'declare it extern "C" __global__. The log of the compile:\n{log}'
+            f'the text has no kernel {entry} (it has {others}): declare it extern "C" __global__'
         )
     return Binary(cubin, ptx, target, entry, *resources, log, nvrtc_version(), given, seconds)
 

@@ -23,13 +23,15 @@ Limits:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotune.errors import UsageError
+from autotune.errors import MachineFault, ToolchainError, UsageError
 from autotune.simulator.arguments import check_launch, launch_extents, place_arguments, whole
 from autotune.simulator.counters import Counters
 from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
@@ -52,6 +54,7 @@ __all__ = [
     "simulate",
 ]
 
+COMPILE_SECONDS = 30.0  # of one text, beyond which it counts as endless; a busy machine gets more
 Extent = int | Sequence[int]
 
 
@@ -147,6 +150,24 @@ def _seconds(value: Any) -> float:
     return value
 
 
+@lru_cache(maxsize=32)
+def _compiled(source: str, entry: str, arch: str) -> str:
+    """Return the PTX of CUDA text, compiled in a process that is killed if it does not end."""
+    from autotune.code.compiler import Binary, CompilePool
+
+    with CompilePool(1, COMPILE_SECONDS) as pool:
+        pool.submit(entry, source, entry, arch, ("-lineinfo",))
+        finished: list[Any] = []
+        while not finished:
+            finished = pool.collect(COMPILE_SECONDS)
+    outcome = finished[0][1]
+    if isinstance(outcome, MachineFault):
+        raise ToolchainError(f"kernel {entry} cannot be compiled here: {outcome.why}")
+    if not isinstance(outcome, Binary):
+        raise UsageError(f"kernel {entry} does not compile: {outcome.why}")
+    return outcome.ptx
+
+
 def simulate(
     source: str,
     grid: Extent,
@@ -161,7 +182,7 @@ def simulate(
     max_steps: int = MAX_STEPS,
     max_seconds: float = MAX_SECONDS,
 ) -> Report:
-    """Compile CUDA C++ and execute it on the CPU; see `run_ptx`.
+    """Compile CUDA C++ and execute it on the CPU; see `run_ptx`. A text is compiled once in each process.
 
     Args:
         source: CUDA C++ text.
@@ -177,15 +198,10 @@ def simulate(
         max_seconds: Limit of CPU time of the launch, see `run_ptx`.
 
     Raises:
-        UsageError: The text does not compile, or has not exactly one kernel where no entry is named; or as
-            for `run_ptx`.
+        UsageError: The text does not compile within 30 s, or has not exactly one kernel where no entry is
+            named; or as for `run_ptx`.
         ToolchainError: NVRTC is missing or does not know the architecture.
     """
-    import re
-
-    from autotune.code.compiler import compile_text
-    from autotune.errors import Rejected
-
     launch_extents(grid, block)
     for name, text in (("source", source), ("arch", arch)):
         if not isinstance(text, str):
@@ -198,11 +214,8 @@ def simulate(
                 f"the text has {len(names)} kernels ({', '.join(names) or 'none'}): name one by entry="
             )
         entry = names[0]
-    binary = compile_text(source, entry, arch, options=("-lineinfo",))
-    if isinstance(binary, Rejected):
-        raise UsageError(f"kernel {entry} does not compile: {binary.why}")
     return run_ptx(
-        binary.ptx,
+        _compiled(source, entry, arch),
         entry,
         grid,
         block,
