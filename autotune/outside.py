@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MIB = 1 << 20
 TOML_LIMIT = MIB  # bytes; the largest space file has 40 KB
@@ -36,21 +36,32 @@ def printable(text: str, most: int | None = None) -> str:
     return text
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Read a regular file of at most so many bytes; a FIFO or device, which may never end, is not opened.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read; a FIFO or device, which may never end, is refused.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is longer; ``strerror`` says why.
+        OSError: It cannot be opened, or is no regular file; ``strerror`` says why.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for a writer
-    with open(file, "rb") as opened:
-        found = os.fstat(file)
-        if stat.S_ISDIR(found.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe, socket or device: give a regular file", str(path))
-        content = b"" if found.st_size > limit else opened.read(limit + 1)
-    if max(found.st_size, len(content)) > limit:
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return open(file, "rb")
+    os.close(file)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe, socket or device: give a regular file", str(path))
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most so many bytes.
+
+    Raises:
+        OSError: As for `open_regular`; or it is longer.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > limit else file.read(limit + 1)
+    if max(size, len(content)) > limit:
         raise OSError(errno.EFBIG, f"it is longer than {_size(limit)}, the most that is read", str(path))
     return content
 

@@ -564,7 +564,7 @@ def test_a_log_holds_medians_only(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
-    for name in ("x.csv", "x.json", "x.csv.gz"):
+    for name in ("x.csv", "x.json", "x.csv.gz", "x.trials.jsonl"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(UsageError, match="it is a pipe, socket or device"):
             read_sweep(tmp_path / name)
@@ -574,16 +574,21 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    path.touch()
-    os.truncate(path, 3 << 30)
-    with pytest.raises(UsageError, match="longer than 512 MiB, the most that is read"):
-        read_sweep(path)
+    for name, most in (("x.csv", 512), ("x.json.gz", 512), ("x.trials.jsonl", 1024)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 3 << 30)
+        with pytest.raises(UsageError, match=f"longer than {most} MiB, the most that is read"):
+            read_sweep(tmp_path / name)
 
 
 def test_a_byte_order_mark_is_read_past(tmp_path: Path) -> None:
     for name, text in (("x.csv", "BM,median_ms\n1,2\n"), ("x.json", json.dumps(CACHE))):
         (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    log = tmp_path / "x.trials.jsonl"
+    with TrialLog(log, HEADER) as opened:
+        opened.append({"config": {"BM": 1}, "outcome": "measured", "median_ms": 1.0})
+    log.write_bytes(b"\xef\xbb\xbf" + log.read_bytes())
+    assert read_sweep(log).about.header == HEADER
     assert read_sweep(tmp_path / "x.csv").legal.names == ("BM",)
     assert len(read_sweep(tmp_path / "x.json")) == 3
 

@@ -35,6 +35,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from autotune.errors import RecordError, UsageError
+from autotune.outside import MIB, open_regular, read_bytes
 from autotune.records.files import unwritable
 from autotune.records.schema import Digest, RecordedDevice, Text
 from autotune.values import jsontext, typed
@@ -42,6 +43,8 @@ from autotune.values.limits import Name
 from autotune.values.problem import Problem
 
 TRIALS_SCHEMA: Final = 2
+LIMIT: Final = 1024 * MIB  # of a log
+HEADER_LIMIT: Final = MIB  # of its first line
 Line = Mapping[str, Any]
 
 
@@ -273,7 +276,7 @@ def read_log(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
         RecordError: The file cannot be opened, or its first line is not a header.
     """
     try:
-        first, *others = path.read_bytes().split(b"\n")
+        first, *others = read_bytes(path, LIMIT).split(b"\n")
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from None
     header, value = _header(first, path)
@@ -288,15 +291,15 @@ def read_header(path: Path) -> TrialHeader:
         RecordError: As for `read_log`.
     """
     try:
-        with path.open("rb") as file:
-            return _header(file.readline(), path)[0]
+        with open_regular(path) as file:
+            return _header(file.readline(HEADER_LIMIT), path)[0]
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _header(line: bytes, path: Path) -> tuple[TrialHeader, object]:
     """Read the first line of a log: the header, and the line as it stands there."""
-    value = jsontext.load(line.decode(errors="replace"), f"{path}, line 1")
+    value = jsontext.load(line.decode("utf-8-sig", errors="replace"), f"{path}, line 1")
     typed.refuse_newer(value, TRIALS_SCHEMA, path)
     return typed.build(TrialHeader, _migrated(value), f"{path}, line 1"), value
 
