@@ -560,3 +560,20 @@ def test_any_math_is_for_measuring(refuse):
     assert refuse("export", *CUBE, *H200, "--math", "any") == (
         "a file holds kernels of one math: give --math ffma or 3xtf32"
     )
+
+
+HUGE = ["--m", "1000000", "--n", "1000000", "--k", "1000000"]
+TOO_LARGE = "A, B and C of 1000000 x 1000000 x 1000000 nn take 12,000.0 GB, and NVIDIA H200 has 141.0 GB of"
+
+
+@pytest.mark.parametrize("command", ["tune", "ladder"])
+def test_operands_that_do_not_fit_are_refused_before_anything_starts(refuse, command, tmp_path):
+    told = refuse(command, *HUGE, *H200, "--cache", tmp_path / "work", code=1)
+    assert told.startswith(TOO_LARGE)
+
+
+def test_a_kernel_whose_operands_do_not_fit_is_printed_with_a_word(run):
+    status, out, err = run("emit", *HUGE, *H200, "--preset", "square_block")
+    assert status == 0
+    assert out.startswith("// sgemm: ")
+    assert err.splitlines()[-1].startswith(TOO_LARGE)

@@ -10,6 +10,7 @@ import pytest
 from autotune.code.nvrtc import nvrtc
 from autotune.errors import DeviceError, UsageError
 from autotune.values.device import Device, current_device, has_gpu, known_devices, named_device
+from autotune.values.problem import Problem
 
 PROPERTIES = {
     "name": b"NVIDIA H200",
@@ -208,3 +209,14 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     assert not has_gpu()
+
+
+def test_operands_that_do_not_fit_are_counted():
+    h200, t4 = known_devices()["h200"], known_devices()["t4"]
+    assert h200.shortage(Problem(65536, 65536, 65536)) == ""
+    assert h200.shortage(Problem(10**6, 10**6, 10**6)) == (
+        "A, B and C of 1000000 x 1000000 x 1000000 nn take 12,000.0 GB, and NVIDIA H200 has 141.0 GB of "
+        "memory: give smaller sizes, such as those of a part of C"
+    )
+    assert t4.shortage(Problem(37000, 37000, 37000)) == ""  # 16.4 GB: its 16 GB are GiB
+    assert "take 23.6 GB, and Tesla T4 has 16.0 GB" in t4.shortage(Problem(65536, 65536, 12288))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 from tuning import PLAIN, PROBLEM, Bench
@@ -11,7 +12,7 @@ from tuning import PLAIN, PROBLEM, Bench
 from autotune import records
 from autotune.code.compiler import compile_text
 from autotune.code.render import render
-from autotune.errors import Rejected, TuningError
+from autotune.errors import DeviceError, Rejected, TuningError, UsageError
 from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
@@ -20,6 +21,7 @@ from autotune.tuning.progress import Progress
 from autotune.tuning.trial import Built, Trial
 from autotune.values.device import named_device
 from autotune.values.measurement import Finals, MeasuredTrial, Timing, Verdict
+from autotune.values.problem import Problem
 
 H200 = named_device("h200")
 SPACE = Space.load(PLAIN)
@@ -226,3 +228,54 @@ def test_a_search_proposes_with_one_thread_of_blas_and_sets_it_back(bench):
         assert threads() == [2] * len(threads())
     assert within
     assert all(set(each) == {1} for each in within)
+
+
+# -- what is plainly meant -----------------------------------------------------------------------------------
+
+
+def test_arguments_may_be_what_is_plainly_meant(bench):
+    record = bench.tune(
+        space=str(bench.few),
+        budget=3,
+        seed=np.int64(1),
+        ordinal=np.int32(0),
+        workers=np.int64(1),
+        root=str(bench.root),
+    )
+    assert (record.search.seen, record.search.seed, record.search.budget) == (3, 1, 3)
+    again = bench.tune(bench.few, budget=np.int64(5), gpus=np.array([0]))
+    assert (again.search.seen, again.search.resumed) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"budget": True}, "budget True is not understood: give a time such as 60s"),
+        ({"budget": 1.5}, "budget 1.5 is not understood"),
+        ({"budget": None}, "budget None is not understood"),
+        ({"budget": 0}, "budget '0' is out of range: give at least one candidate"),
+        ({"budget": -3}, "budget '-3' is not understood"),
+        ({"ordinal": "0"}, "GPU '0' is not a CUDA ordinal"),
+        ({"ordinal": True}, "GPU True is not a CUDA ordinal"),
+        ({"gpus": 2}, "gpus 2: give a list of CUDA ordinals, such as [0, 1]"),
+        ({"gpus": [0, 0]}, "gpus [0, 0]: name one GPU or several, each once"),
+        ({"gpus": [0.0]}, "GPU 0.0 is not a CUDA ordinal"),
+        ({"workers": 0}, "workers 0: give the number of compiling processes"),
+        ({"workers": 1.5}, "workers 1.5: give the number"),
+        ({"seed": -1}, "seed -1 is out of range"),
+        ({"problem": (64, 64, 8)}, "(64, 64, 8) is not a problem: give an autotune.Problem"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_one_line(bench, wrong, says):
+    with pytest.raises(UsageError) as caught:
+        bench.tune(**wrong)
+    assert str(caught.value).startswith(says)
+    assert bench.measured.total() == 0
+
+
+def test_operands_that_do_not_fit_into_the_gpu_are_refused(bench):
+    with pytest.raises(
+        DeviceError, match=r"^A, B and C of 1000000 x .* take 12,000\.0 GB, and NVIDIA H200 has"
+    ):
+        bench.tune(problem=Problem(10**6, 10**6, 10**6))
+    assert not bench.logs

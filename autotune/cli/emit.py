@@ -78,8 +78,8 @@ def command(
         note = "\n".join(filter(None, (note, adapted)))
     source = render(space, space.config(values | changed), problem, device)
     click.echo(source.text, nl=False)
-    if note:
-        click.echo(note, err=True)
+    for line in filter(None, (note, device.shortage(problem))):
+        click.echo(line, err=True)
 
 
 def space_with(spaces: Sequence[Space], name: str) -> Space | None:

@@ -18,6 +18,7 @@ from autotune.cli.options import (
     svg_option,
     target_options,
 )
+from autotune.errors import DeviceError
 from autotune.paths import write_file
 from autotune.values.problem import Problem
 
@@ -52,6 +53,8 @@ def command(
 
     tell = partial(click.echo, err=True)
     device, note = device_of(ordinal, target)
+    if why := device.shortage(problem):
+        raise DeviceError(why)
     if target is None and not note:
         ladder = climb(problem, ordinal=ordinal or 0, root=store.root, tell=tell)
     else:

@@ -42,7 +42,7 @@ def best_kernel(
     device: int | str | None = None,
     policy: Policy = "any",
     tune: bool = False,
-    budget: Budget | str = "60s",
+    budget: Budget | str | int = "60s",
     space: Space | str | Path | None = None,
     root: Path | str | None = None,
 ) -> Kernel:
@@ -162,7 +162,7 @@ def load(
 def _tune(
     problems: Sequence[Problem],
     machine: Machine,
-    budget: Budget | str,
+    budget: Budget | str | int,
     spaces: Sequence[Space] | None,
     store: Store,
 ) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from autotune.errors import UsageError
 
 MOST = 1e9  # candidates or units of time: far beyond any search, and finite
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_WAYS = "give a time such as 60s, 5m or 1h, or a number of candidates such as 300"
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,26 @@ class Budget:
     evaluations: int | None = None
     patience: int | None = None
 
+    def __post_init__(self) -> None:
+        counts = [each for each in (self.evaluations, self.patience) if each is not None]
+        if not self.seconds > 0 or any(each < 1 for each in counts):
+            raise UsageError(f"{self!r} is out of range: give positive seconds and numbers of candidates")
+
     @classmethod
-    def of(cls, budget: Budget | str) -> Budget:
-        """Read a budget that may be its text.
+    def of(cls, budget: Budget | str | int) -> Budget:
+        """Return a budget as it is, or read what `parse` reads; an integer is a number of candidates.
 
         Raises:
             UsageError: As for `parse`.
         """
-        return budget if isinstance(budget, Budget) else cls.parse(budget)
+        if isinstance(budget, Budget):
+            return budget
+        if not isinstance(budget, str | bool):
+            with suppress(TypeError):
+                budget = str(operator.index(budget))
+        if not isinstance(budget, str):
+            raise UsageError(f"budget {budget!r:.60} is not understood: {_WAYS}")
+        return cls.parse(budget)
 
     @classmethod
     def parse(cls, text: str) -> Budget:
@@ -44,14 +59,11 @@ class Budget:
         """
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh])?\s*", text)
         if match is None:
-            raise UsageError(
-                f"budget {text!r} is not understood: "
-                "give a time such as 60s, 5m or 1h, or a number of candidates such as 300"
-            )
+            raise UsageError(f"budget {text!r:.60} is not understood: {_WAYS}")
         amount, unit = float(match[1]), match[2]
         if not 0 < amount < MOST or (unit is None and not amount.is_integer()):
             raise UsageError(
-                f"budget {text!r} is out of range: give at least one candidate, or a time such as 60s"
+                f"budget {text!r:.60} is out of range: give at least one candidate, or a time such as 60s"
             )
         if unit is None:
             return cls(evaluations=int(amount))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from autotune import records
 from autotune.code.compiler import Binary
 from autotune.code.sources import rendered
-from autotune.errors import ConfigError, Rejected, SpaceError, TuningError
+from autotune.errors import ConfigError, DeviceError, Rejected, SpaceError, TuningError
 from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
 from autotune.measure.proof import prove
 from autotune.records import Store, compose
@@ -57,6 +57,7 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
         the space is a part of its family, stays where its estimate is better.
 
     Raises:
+        DeviceError: The operands do not fit into its memory.
         UsageError: The space is wrong, or leaves no legal config; or the log was to be continued and cannot.
         ToolchainError: NVRTC is missing or does not know the device.
         RecordError: The log or record cannot be written.
@@ -64,6 +65,8 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
         TuningError: Not one candidate was usable.
     """
     space, seed, store, watch = request.space, request.seed, request.store, request.watch
+    if why := device.shortage(problem):
+        raise DeviceError(why)
     spaces = families(problem, device) if space is None else [space]
     for each in spaces:
         trial_header(each, problem, device)  # without NVRTC there is nothing to begin

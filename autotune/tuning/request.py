@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from autotune.space.space import Space
 from autotune.tuning.budget import Budget
 from autotune.tuning.limits import COMPILE_TIMEOUT_S
 from autotune.tuning.progress import Progress, Watcher
-from autotune.values.device import Device
+from autotune.values.device import Device, whole_number
 from autotune.values.problem import Problem
 
 
@@ -35,7 +37,7 @@ class Request:
     space: Space | None = None
     seed: int = 0
     strategy: Any = DEFAULT
-    gpus: tuple[int, ...] = (0,)
+    gpus: Sequence[int] = (0,)
     target: Device | None = None
     workers: int | None = None
     cold: bool = False
@@ -49,10 +51,14 @@ class Request:
     def __post_init__(self) -> None:
         require_strategy(self.strategy)
         require_seed(self.seed)
+        object.__setattr__(self, "seed", int(self.seed))
+        object.__setattr__(self, "gpus", ordinals_of(self.gpus))
         if self.target is None and (not self.gpus or len(set(self.gpus)) < len(self.gpus)):
             raise UsageError(f"gpus {list(self.gpus)}: name one GPU or several, each once")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"workers {self.workers}: a search needs at least one compiling process")
+        if self.workers is not None and not (isinstance(self.workers, Integral) and self.workers >= 1):
+            raise UsageError(
+                f"workers {self.workers!r:.60}: give the number of compiling processes, 1 or more"
+            )
         if self.study is not None and self.storage is None:
             raise UsageError("--study names a study of a storage: give --storage too")
         self.store.check_writable()
@@ -74,3 +80,15 @@ class Request:
         pool = CompilePool(self.workers or default_workers(spare=0), COMPILE_TIMEOUT_S)
         pool.warm()
         return pool
+
+
+def ordinals_of(gpus: Sequence[int]) -> tuple[int, ...]:
+    """Return CUDA ordinals, which may be NumPy's integers, as a tuple.
+
+    Raises:
+        UsageError: One is no integer, or this is not a list.
+    """
+    try:
+        return tuple(whole_number(gpu) for gpu in gpus)
+    except TypeError:
+        raise UsageError(f"gpus {gpus!r:.60}: give a list of CUDA ordinals, such as [0, 1]") from None

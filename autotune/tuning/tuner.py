@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 from autotune import records
-from autotune.errors import UsageError
+from autotune.errors import DeviceError, UsageError
 from autotune.measure.worker import GpuWorker
 from autotune.records.trials import Run, TrialLog
 from autotune.search import DEFAULT, Search, strategy_name
@@ -21,7 +21,7 @@ from autotune.tuning.budget import Budget
 from autotune.tuning.finals import hold, store
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress, Watcher
-from autotune.tuning.request import Request
+from autotune.tuning.request import Request, ordinals_of
 from autotune.tuning.resume import Past, Stored, firsts, logs_of
 from autotune.tuning.trial import Trial
 from autotune.values.device import Device
@@ -31,8 +31,8 @@ from autotune.values.problem import Problem
 def tune(
     problem: Problem,
     *,
-    space: Space | None = None,
-    budget: Budget | str = "60s",
+    space: Space | str | Path | None = None,
+    budget: Budget | str | int = "60s",
     seed: int = 0,
     strategy: Any = DEFAULT,
     ordinal: int = 0,
@@ -53,9 +53,10 @@ def tune(
 
     Args:
         problem: What to compute.
-        space: Where to search; every built-in family that serves the problem when not given.
-        budget: A `Budget`, or its text: "60s", of this run, or "300" candidates, those of earlier runs
-            included.
+        space: Where to search: a `Space`, a family's name or the path of a .toml file; every built-in family
+            that serves the problem when not given.
+        budget: A `Budget`, or what it is read from: "60s", of this run, or 300 candidates, those of earlier
+            runs included.
         seed: Of the search's random choices, 0 to 2^32 - 1.
         strategy: A name of `autotune.search.STRATEGIES`, or an `optuna.samplers.BaseSampler`.
         ordinal: CUDA ordinal of the GPU.
@@ -84,10 +85,10 @@ def tune(
     """
     request = Request(
         budget=Budget.of(budget),
-        space=space,
+        space=None if space is None else Space.of(space),
         seed=seed,
         strategy=strategy,
-        gpus=tuple(gpus) or (ordinal,),
+        gpus=ordinals_of(gpus) or (ordinal,),
         workers=workers,
         cold=cold,
         resume=resume,
@@ -106,6 +107,10 @@ def run(problem: Problem, request: Request) -> records.Record:
     Raises:
         AutotuneError: As for `tune` and `autotune.tuning.foresight.foresee`.
     """
+    if not isinstance(problem, Problem):
+        raise UsageError(
+            f"{problem!r:.60} is not a problem: give an autotune.Problem, such as Problem(64, 64, 64)"
+        )
     if request.target is not None:
         from autotune.tuning.foresight import foresee
 
@@ -198,6 +203,8 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         device, driver = shop.identity()
         progress.device, progress.stage = device, "listing the candidates"
         watch(progress)
+        if why := device.shortage(problem):
+            raise DeviceError(why)
         spaces = families(problem, device) if request.space is None else [request.space]
         candidates = Candidates(spaces, problem, device)
         progress.legal = len(candidates)

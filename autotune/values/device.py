@@ -14,11 +14,12 @@ from typing import Any
 from autotune.errors import DeviceError, UsageError
 from autotune.paths import install_command
 from autotune.values.faults import cuda_fault, known_fault
-from autotune.values.problem import Math
+from autotune.values.problem import Math, Problem
 
 REGISTERS_PER_SM = 65536  # every compute capability from 7.5 to 12.0
 REGISTERS_PER_THREAD = 255
 MAX_THREADS_PER_BLOCK = 1024
+NOMINAL = 1.074  # a GPU has up to so many times its nominal memory: GiB are sold as GB
 _CLOCK_RATE = 13  # cudaDevAttrClockRate, kHz; CUDA 13 dropped the property of that name, not the attribute
 _MEMORY_CLOCK_RATE = 36  # cudaDevAttrMemoryClockRate, kHz
 _MEMORY_BUS_WIDTH = 37  # cudaDevAttrGlobalMemoryBusWidth, bits
@@ -103,6 +104,15 @@ class Device:
         if math == "3xtf32":  # three products for each
             return 2e-3 * self.sm_count * self.tf32_multiplies_per_sm * self.clock_mhz / 3
         return self.peak_gflops
+
+    def shortage(self, problem: Problem) -> str:
+        """Return why a problem's operands do not fit into the memory, in one line; "" where they may."""
+        if problem.operand_bytes <= NOMINAL * self.memory_bytes:
+            return ""
+        return (
+            f"A, B and C of {problem} take {problem.operand_bytes / 1e9:,.1f} GB, and {self.name} has "
+            f"{self.memory_bytes / 1e9:,.1f} GB of memory: give smaller sizes, such as those of a part of C"
+        )
 
     @property
     def slug(self) -> str:
