@@ -34,11 +34,11 @@ def made(
     others: Sequence[Mapping[str, Any]] = (),
     **changes: Any,
 ) -> Record:
-    """A measured record whose code is that of today; ``others`` are the configs of further finalists."""
+    """A measured record whose code is that of today; ``others`` are the configs of its runners-up."""
     chosen = fitted(problem, preset, device, space) if config is None else space.config(config)
     source = render(space, chosen, problem, device)
     quantiles = (0.99 * ms, ms, 1.01 * ms)
-    finalists = [records.Finalist(dict(each), ms, quantiles, True) for each in (chosen, *others)]
+    digests = [render(space, space.config(each), problem, device).code_digest for each in others]
     facts: dict[str, Any] = {
         "evidence": "measured",
         "problem": problem,
@@ -57,7 +57,10 @@ def made(
         "cublas": None,
         "verification": records.Verification(1e-7, 1e-6, "made up"),
         "search": records.Searched("tpe", "1s", 1.0, True, 1, 1, {"measured": 1}, 0),
-        "finalists": tuple(finalists),
+        "runners_up": tuple(
+            records.RunnerUp(dict(each), digest, ms, quantiles, True)
+            for each, digest in zip(others, digests, strict=True)
+        ),
         "created": "2026-11-29T12:00:00Z",
     }
     record = Record(**{**facts, **changes})
@@ -72,6 +75,5 @@ def made_estimate(problem: Problem, device: Device = H200) -> Record:
         evidence="estimated",
         timing=None,
         gflops=None,
-        finalists=(),
         toolchain=records.Toolchain("13.0", None, ()),
     )

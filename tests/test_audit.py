@@ -79,7 +79,7 @@ def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
     renewed = finding.renewed
     assert renewed.config == best
     assert renewed.timing.median_ms == ms
-    assert [each.median_ms for each in renewed.finalists] == sorted([now, 1.1])
+    assert [renewed.timing.median_ms, *(each.median_ms for each in renewed.runners_up)] == sorted([now, 1.1])
     assert renewed.vs_cublas == pytest.approx(2.0 / ms)
     assert renewed.cublas.kernel == "their_kernel"
     assert renewed.gflops == pytest.approx(PROBLEM.flops / ms / 1e6)
@@ -106,7 +106,7 @@ def test_a_finalist_takes_the_place_of_a_winner_that_fails(root):
     assert finding.why == "correctness: C[0, 0] is off by 3; its best finalist takes its place"
     assert finding.now_ms is None
     assert finding.renewed.config == OTHER
-    assert [each.config for each in finding.renewed.finalists] == [OTHER]
+    assert (finding.renewed.config, finding.renewed.runners_up) == (OTHER, ())
 
 
 def test_nothing_is_left_when_all_fail(root):
@@ -120,7 +120,7 @@ def test_a_config_that_is_not_legal_any_more_is_not_run(root):
     config = {**illegal.config, "vec_b": 4, "BK": 8, "stages": 4, "BM": 256, "TM": 1}
     worker = Answering(other=measured(1.0))
     finding = audit(
-        type(illegal)(**{**vars(illegal), "config": config, "finalists": ()}), worker, Depot(root)
+        type(illegal)(**{**vars(illegal), "config": config, "runners_up": ()}), worker, Depot(root)
     )
     assert finding.state == "failed"
     assert finding.why.startswith("constraint: ")

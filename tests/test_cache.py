@@ -57,4 +57,3 @@ def test_a_committed_record_is_a_verified_measurement(path):
     assert record.cublas is not None
     assert record.vs_cublas == pytest.approx(record.cublas.median_ms / record.timing.median_ms, rel=1e-3)
     assert record.verification.error <= record.verification.bound
-    assert record.finalists[0].config == record.config

@@ -61,7 +61,7 @@ def test_finalists_follow_the_winner(tmp_path):
 
 def test_then_the_nearest_size_rendered_anew(tmp_path):
     near, far = Problem(200, 136, 64), Problem(4000, 4000, 4000)
-    Store(tmp_path).write(made(far, preset="long_block"))
+    Store(tmp_path).write(made(far, ms=10.0, preset="long_block"))
     Store(tmp_path).write(made(near))
     found = [choice for choice in choices(tmp_path).all() if choice.served == "nearest"]
     assert found[0].record.problem == near
@@ -190,9 +190,9 @@ def test_the_users_own_records_lie_above_those_of_the_package(tmp_path):
 
 # --- files that were cut or edited ---
 
-# Without finalists, so that the file is short: every byte of it is tried.
+# Without runners-up, so that the file is short: every byte of it is tried.
 RECORD = made(PROBLEM)
-RECORD = dataclasses.replace(RECORD, finalists=())
+RECORD = dataclasses.replace(RECORD, runners_up=())
 
 
 def served(root: Path) -> list[object]:

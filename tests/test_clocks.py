@@ -110,24 +110,27 @@ ME = os.getpid()
 
 def test_other_processes_count_when_they_keep_the_gpu_busy():
     ours = {"ours": [ME, 7, 8]}
-    assert watched(Nvml(**ours), busy=[(ME, 10, 90), (7, 11, 5), (7, 12, 40), (8, 13, 0)])["others"] == 1
-    assert watched(Nvml(**ours), busy=[(ME, 10, 90), (8, 13, 0)])["others"] == 0
-    assert watched(Nvml(**ours))["others"] == 0  # nobody was busy
+    assert (
+        watched(Nvml(**ours), busy=[(ME, 10, 90), (7, 11, 5), (7, 12, 40), (8, 13, 0)])["other_processes"]
+        == 1
+    )
+    assert watched(Nvml(**ours), busy=[(ME, 10, 90), (8, 13, 0)])["other_processes"] == 0
+    assert watched(Nvml(**ours))["other_processes"] == 0  # nobody was busy
 
 
 def test_process_ids_of_another_kind_say_nothing():
-    assert "others" not in watched(Nvml(ours=[ME]), busy=[(99_123, 10, 90)])
+    assert "other_processes" not in watched(Nvml(ours=[ME]), busy=[(99_123, 10, 90)])
 
 
 def test_what_was_busy_before_does_not_count():
     old = [(7, 3, 99), (ME, 4, 99)]
-    assert watched(Nvml(ours=[ME, 7], busy=old), busy=[*old, (ME, 9, 50)])["others"] == 0
+    assert watched(Nvml(ours=[ME, 7], busy=old), busy=[*old, (ME, 9, 50)])["other_processes"] == 0
 
 
 def test_in_a_container_this_process_is_the_one_that_came():
-    assert watched(Nvml(pids=[7], ours=[7, 4711]), busy=[(4711, 10, 90), (7, 11, 50)])["others"] == 1
-    assert "others" not in watched(Nvml(pids=[7], ours=[7]), busy=[(7, 11, 50)])  # which one are we?
-    assert "others" not in watched(Nvml(ours=[1, 2]), busy=[(1, 11, 50)])
+    assert watched(Nvml(pids=[7], ours=[7, 4711]), busy=[(4711, 10, 90), (7, 11, 50)])["other_processes"] == 1
+    assert "other_processes" not in watched(Nvml(pids=[7], ours=[7]), busy=[(7, 11, 50)])  # which one are we?
+    assert "other_processes" not in watched(Nvml(ours=[1, 2]), busy=[(1, 11, 50)])
 
 
 @pytest.mark.parametrize(

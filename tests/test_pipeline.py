@@ -202,7 +202,7 @@ def test_the_pipeline_says_where_its_time_went(plain):
     _, progress, _, _ = plain(
         Search(plain.legal, seed=0, strategy="random"), [Judge()], Budget(evaluations=10)
     )
-    assert set(progress.stages) == {"propose", "render", "compile", "first"}
+    assert set(progress.stages) == {"propose", "render", "compile", "first_outcome"}
     assert all(seconds > 0 for seconds in progress.stages.values())
 
 

@@ -29,7 +29,7 @@ from autotune.values.device import known_devices, named_device
 from autotune.values.problem import Problem
 
 H200 = named_device("h200")
-PROBLEM = Problem(4096, 4096, 4090)  # none of the shipped records
+PROBLEM = Problem(1024, 1024, 1016)  # none of the shipped records
 CONFIG: dict[str, int | str] = {
     "BM": 128,
     "BN": 256,
@@ -59,23 +59,33 @@ def make_record(**changes: Any) -> Record:
         timing=records.Timing(
             QUANTILES[1], QUANTILES, 30, 4, "warm", "graph", {"sm_mhz": (1980, 1975)}, False
         ),
-        gflops=59391.2345,
+        gflops=PROBLEM.flops / QUANTILES[1] / 1e6,
         vs_cublas=1.01234567,
         cublas=records.Cublas(2.3427, None),
         verification=records.Verification(3.12e-7, 1.2e-6, "uniform [-1, 1)"),
         search=records.Searched("tpe", "60s", 61.2, True, 300, 149048, {"measured": 280, "compile": 20}, 0),
-        finalists=(
-            records.Finalist(CONFIG, QUANTILES[1], QUANTILES, False),
-            records.Finalist({**CONFIG, "BK": 8}, 2.32, (2.31, 2.32, 2.33), True),
-        ),
+        runners_up=(records.RunnerUp({**CONFIG, "BK": 8}, "d" * 64, 2.32, (2.31, 2.32, 2.33), True),),
         created="2026-01-31T12:00:00Z",
     )
     return dataclasses.replace(record, **changes)
 
 
+def timed(median_ms: float, **changes: Any) -> Record:
+    """The record with another time, and whatever else follows from it."""
+    timing = dataclasses.replace(
+        make_record().timing,  # type: ignore[type-var]
+        median_ms=median_ms,
+        quantiles_ms=(median_ms, median_ms, median_ms),
+        **changes.pop("timing", {}),
+    )
+    flops = changes.get("problem", PROBLEM).flops
+    rates = {"gflops": flops / median_ms / 1e6, "vs_cublas": 2.3427 / median_ms}
+    return from_json(to_json(make_record(timing=timing, **rates, **changes)), "x")
+
+
 def estimated() -> Record:
     return make_record(
-        evidence="estimated", timing=None, gflops=None, vs_cublas=None, cublas=None, finalists=(),
+        evidence="estimated", timing=None, gflops=None, vs_cublas=None, cublas=None, runners_up=(),
         toolchain=records.Toolchain("13.5", None, ()),
     )  # fmt: skip
 
@@ -126,26 +136,26 @@ def is_refused(text: str) -> bool:
 def test_keys_come_in_the_documented_order() -> None:
     value = json.loads(TEXT)
     assert list(value) == [
-        "schema", "evidence", "problem", "device", "family", "config", "launch", "code_digest",
-        "template_digest", "space_digest", "toolchain", "resources", "timing", "gflops", "vs_cublas",
-        "cublas", "verification", "search", "finalists", "created",
+        "schema", "evidence", "problem", "device", "gpu_uuid", "family", "config", "launch", "code_digest",
+        "machine_code_digest", "template_digest", "space_digest", "toolchain", "resources", "timing",
+        "gflops", "vs_cublas", "cublas", "verification", "search", "runners_up", "created", "imported",
     ]  # fmt: skip
     assert list(value["timing"]) == [
-        "median_ms", "quantiles", "repeats", "launches", "l2", "method", "clocks", "noisy"
+        "median_ms", "quantiles_ms", "repeats", "launches", "l2", "method", "clocks", "noisy"
     ]  # fmt: skip
     assert list(value["config"]) == list(CONFIG)
 
 
 def test_numbers_are_rounded_for_readers() -> None:
     value = json.loads(TEXT)
-    assert value["timing"]["quantiles"] == [2.31012, 2.31412, 2.32012]
-    assert value["gflops"] == 59391.2
+    assert value["timing"]["quantiles_ms"] == [2.31012, 2.31412, 2.32012]
+    assert value["gflops"] == 920.7
     assert value["vs_cublas"] == 1.0123
     assert value["verification"]["error"] == 3.12e-07
 
 
 def test_a_tiny_rate_is_not_rounded_to_zero() -> None:
-    assert json.loads(to_json(make_record(gflops=0.001234567)))["gflops"] == 0.001235
+    assert json.loads(to_json(timed(1.62, problem=Problem(10, 10, 10))))["gflops"] == 0.001235
 
 
 def test_a_written_record_reads_back_and_writes_the_same_text() -> None:
@@ -175,7 +185,7 @@ def test_a_record_is_a_value() -> None:
         {"family": "../sgemm"},
         {"config": {"BM": [1]}},
         {"config": {"a b": 1}},
-        {"finalists": (3,)},
+        {"search": 3},
     ],
 )
 def test_what_could_not_be_read_is_not_written(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -186,8 +196,9 @@ def test_what_could_not_be_read_is_not_written(changes: dict[str, Any], tmp_path
 
 def test_clocks_and_workspaces_survive_the_file() -> None:
     measured = records.Timing(
-        median_ms=2.0, quantiles=(1.9, 2.0, 2.1), repeats=7, launches=4, l2="cold", method="back-to-back",
-        noisy=False, clocks={"sm_mhz_min": 1980, "sm_mhz_max": 1980, "throttle": ("power cap",)},
+        median_ms=2.31412, quantiles_ms=(1.9, 2.3, 2.4), repeats=7, launches=4, l2="cold",
+        method="back-to-back", noisy=False,
+        clocks={"sm_mhz_min": 1980, "sm_mhz_max": 1980, "throttle": ("power cap",)},
     )  # fmt: skip
     launch = records.Launch((512, 1, 1), (256, 1, 1), 49152)
     record = make_record(timing=measured, launch=launch)
@@ -236,7 +247,7 @@ def test_wrong_types_anywhere_raise_nothing_else() -> None:
 
 def test_each_missing_and_each_unknown_key_is_named() -> None:
     original = json.loads(TEXT)
-    free = {"config", "outcomes", "clocks", "stages"}  # objects whose keys are not fixed
+    free = {"config", "outcomes", "clocks", "stages_s"}  # objects whose keys are not fixed
     checked = 0
     for at in places(original):
         inner = original
@@ -273,9 +284,9 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         (("config", "BM"), 2**63, f"$.config.BM: {2**63} is out of range: 64 bits are the limit"),
         (("timing", "median_ms"), 0, "$.timing.median_ms: expected more than 0, got 0"),
         (("timing", "l2"), "hot", "$.timing.l2: expected 'warm' or 'cold', got 'hot'"),
-        (("timing", "quantiles"), [1, 2], "$.timing.quantiles: expected a list of 3, got one of 2"),
-        (("timing", "quantiles"), [3, 2, 1], "$: timing.quantiles must ascend, got 3, 2, 1"),
-        (("finalists", 1, "tied"), 1, "$.finalists[1].tied: expected a bool, got an int, 1"),
+        (("timing", "quantiles_ms"), [1, 2], "$.timing.quantiles_ms: expected a list of 3, got one of 2"),
+        (("timing", "quantiles_ms"), [3, 2, 1], "$: timing.quantiles_ms must ascend, got 3, 2, 1"),
+        (("runners_up", 0, "tied"), 1, "$.runners_up[0].tied: expected a bool, got an int, 1"),
         (("problem", "m"), 0, "$.problem: m = 0 is out of range: give 1 to 2147483647 (2^31 - 1)"),
         (("problem", "beta"), 2, "$.problem: beta = 2 is not a class"),
         (("search", "outcomes", "melted"), 1, "$.search: unknown outcome 'melted': expected one of measured"),
@@ -292,7 +303,7 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         (("created",), "today", "$.created: expected text that matches"),
         (("family",), "../../x", "$.family: expected text that matches"),
         (("device", "name"), "a\nb", "$.device.name: expected printable characters, got 'a\\nb'"),
-        (("schema",), 0, "$.schema: expected 2, got 0"),
+        (("schema",), 0, "$.schema: expected 3, got 0"),
         ((), [], "$: expected an object, got a list"),
     ],
 )
@@ -301,8 +312,8 @@ def test_the_message_leads_to_the_fault(at: tuple[str | int, ...], new: Any, mes
 
 
 def test_a_newer_schema_is_refused_before_its_keys_are_judged() -> None:
-    message = fault('{"schema": 3, "unheard_of": 1}')
-    assert message.startswith("schema 3 is newer than 2, the latest this version reads: update")
+    message = fault('{"schema": 4, "unheard_of": 1}')
+    assert message.startswith("schema 4 is newer than 3, the latest this version reads: update")
 
 
 def test_outcomes_know_every_rejection_kind() -> None:
@@ -318,7 +329,7 @@ def test_outcomes_know_every_rejection_kind() -> None:
 def test_path_and_slug() -> None:
     root = Path("/r")
     assert Store(root).path(H200, "sgemm", PROBLEM) == Path(
-        "/r/NVIDIA_H200/sgemm_f32_nn_m4096_n4096_k4090_beta0_ffma.json"
+        "/r/NVIDIA_H200/sgemm_f32_nn_m1024_n1024_k1016_beta0_ffma.json"
     )
     assert Store(root).path(H200, "sgemm", PROBLEM, estimated=True).parent == Path("/r/NVIDIA_H200/estimated")
     for device in known_devices().values():
@@ -341,7 +352,7 @@ def test_write_then_find(tmp_path: Path) -> None:
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     assert Store(tmp_path).find(H200, "sgemm", PROBLEM) == records.read(path)
-    assert Store(tmp_path).find(H200, "sgemm", Problem(4096, 4096, 4095)) is None
+    assert Store(tmp_path).find(H200, "sgemm", Problem(1024, 1024, 1015)) is None
     assert Store(tmp_path).find(H200, "naive", PROBLEM) is None
 
 
@@ -374,10 +385,10 @@ def test_a_broken_file_is_passed_over_with_one_warning_and_left_alone(content: b
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     path = Store(tmp_path).write(make_record())
-    path.write_text('{"schema": 3}')
-    with pytest.raises(RecordError, match="schema 3 is newer"):
+    path.write_text('{"schema": 4}')
+    with pytest.raises(RecordError, match="schema 4 is newer"):
         Store(tmp_path).find(H200, "sgemm", PROBLEM)
-    assert path.read_text() == '{"schema": 3}'
+    assert path.read_text() == '{"schema": 4}'
 
 
 def test_read_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -416,22 +427,22 @@ def test_a_failed_replacement_leaves_no_temporary_file(tmp_path: Path) -> None:
 
 def _write_many(root: Path, gflops: float) -> None:
     for _ in range(40):
-        Store(root).write(make_record(gflops=gflops))
+        Store(root).write(timed(1 / gflops))
 
 
 def test_concurrent_writers_never_show_a_torn_file(tmp_path: Path) -> None:
-    path = Store(tmp_path).write(make_record(gflops=1.0))
+    path = Store(tmp_path).write(timed(1.0))
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_many, args=(tmp_path, float(i + 1))) for i in range(3)]
     for writer in writers:
         writer.start()
-    seen = {records.read(path).gflops}
+    seen = {records.read(path).timing}
     while any(writer.is_alive() for writer in writers):
-        seen.add(records.read(path).gflops)
+        seen.add(records.read(path).timing)
     for writer in writers:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert seen <= {1.0, 2.0, 3.0}
+    assert seen <= {timed(1 / each).timing for each in (1.0, 2.0, 3.0)}
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -442,15 +453,6 @@ def test_an_offer_to_an_empty_folder_is_stored(tmp_path: Path) -> None:
     record = from_json(TEXT, "x")
     assert Store(tmp_path).offer(record) == record
     assert Store(tmp_path).find(H200, "sgemm", PROBLEM) == record
-
-
-def timed(median_ms: float, **changes: Any) -> Record:
-    timing = dataclasses.replace(
-        from_json(TEXT, "x").timing,  # type: ignore[type-var]
-        median_ms=median_ms,
-        quantiles=(median_ms, median_ms, median_ms),
-    )
-    return from_json(to_json(make_record(timing=timing, **changes)), "x")
 
 
 def test_what_was_stored_meanwhile_stays_if_it_is_better(tmp_path: Path) -> None:
@@ -484,8 +486,7 @@ def test_a_stored_record_that_is_not_comparable_is_replaced(tmp_path: Path, chan
 
 
 def test_cold_and_warm_times_are_not_compared(tmp_path: Path) -> None:
-    cold = dataclasses.replace(timed(1.0).timing, l2="cold")  # type: ignore[type-var]
-    Store(tmp_path).write(make_record(timing=cold))
+    Store(tmp_path).write(timed(1.0, timing={"l2": "cold"}))
     assert Store(tmp_path).offer(timed(2.0)) == timed(2.0)
 
 
@@ -542,7 +543,7 @@ def test_processes_and_threads_that_offer_at_once_leave_the_best(tmp_path: Path)
 
 def test_files_are_listed_by_their_names(tmp_path: Path) -> None:
     path = Store(tmp_path).write(make_record())
-    Store(tmp_path).write(make_record(family="my_own_9", problem=Problem(7, 8, 9, "tt", 1)))
+    Store(tmp_path).write(timed(2.0, family="my_own_9", problem=Problem(7, 8, 9, "tt", 1)))
     for name in (
         "x.json",
         "sgemm_f32_nn_m0_n1_k1_beta0_ffma.json",
@@ -579,9 +580,9 @@ def test_serves() -> None:
     other_code = rendered("d" * 64, launch)
     other_launch = rendered(record.code_digest, dataclasses.replace(launch, grid=(1, 1, 1)))
     for device, problem, source, why in (
-        (H200, Problem(4096, 4096, 4090, beta=1), same, "the record is for beta 0, not 1"),
-        (H200, Problem(4096, 512, 4090), same, "the record is for n 4096, not 512"),
-        (H200, Problem(4096, 4096, 4090, "tn"), same, "the record is for layout nn, not tn"),
+        (H200, Problem(1024, 1024, 1016, beta=1), same, "the record is for beta 0, not 1"),
+        (H200, Problem(1024, 512, 1016), same, "the record is for n 1024, not 512"),
+        (H200, Problem(1024, 1024, 1016, "tn"), same, "the record is for layout nn, not tn"),
         (named_device("a100"), PROBLEM, same, "the record is for compute capability 9.0, not 8.0"),
         (dataclasses.replace(H200, sm_count=114), PROBLEM, same, "the record is for 132 SMs, not 114"),
         (
@@ -620,19 +621,123 @@ def test_import_stays_light() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_a_record_of_schema_1_is_migrated() -> None:
+def older(schema: int) -> dict[str, Any]:
+    """The record as an earlier version wrote it."""
     old = json.loads(TEXT)
-    old["schema"] = 1
-    for part, keys in {
-        "launch": ["workspace_bytes"],
-        "cublas": ["version"],
-        "search": ["resumed", "stages"],
-    }.items():
-        for key in keys:
-            del old[part][key]
+    old["schema"] = schema
+    old["timing"]["quantiles"] = old["timing"].pop("quantiles_ms")
+    old["timing"]["clocks"] = {"sm_mhz": [1980, 1975], "others": 2}
+    old["resources"]["shared_bytes"] = old["resources"].pop("static_shared_bytes")
+    del old["search"]["stages_s"]
+    old["search"]["stages"] = {"first": 1.5, "search": 60.0}
+    winner = {
+        "config": dict(old["config"]),
+        "median_ms": 2.31412,
+        "quantiles": [2.31, 2.314, 2.32],
+        "tied": False,
+    }
+    listed = old.pop("runners_up")
+    for each in listed:
+        del each["code_digest"]
+        each["quantiles"] = each.pop("quantiles_ms")
+    old["finalists"] = [winner, *listed]
+    for key in ("gpu_uuid", "machine_code_digest", "imported"):
+        del old[key]
+    if schema == 1:
+        parts = {"launch": ["workspace_bytes"], "cublas": ["version"], "search": ["resumed", "stages"]}
+        for part, keys in parts.items():
+            for key in keys:
+                del old[part][key]
+    return old
+
+
+def test_a_record_of_schema_2_is_migrated() -> None:
+    record = from_json(json.dumps(older(2)), "x")
+    assert (record.schema, record.gpu_uuid, record.machine_code_digest, record.imported) == (
+        3,
+        None,
+        None,
+        None,
+    )
+    assert record.timing is not None
+    assert record.timing.quantiles_ms == from_json(TEXT, "x").timing.quantiles_ms  # type: ignore[union-attr]
+    assert record.timing.clocks == {"sm_mhz": (1980, 1975), "other_processes": 2}
+    assert record.resources.static_shared_bytes == 1024
+    assert record.search.stages_s == {"first_outcome": 1.5, "search": 60.0}
+    (other,) = record.runners_up
+    assert (other.config["BK"], other.code_digest, other.tied) == (8, None, True)
+    assert from_json(to_json(record), "x") == record
+
+
+def test_what_migration_cannot_read_is_one_line_too() -> None:
+    for at in places(older(2)):
+        for wrong in (None, [], {}, [[]], "x", 3):
+            value = older(2)
+            inner: Any = value
+            for key in at[:-1]:
+                inner = inner[key]
+            if at:
+                inner[at[-1]] = wrong
+            is_refused(json.dumps(value))
+    for missing in older(2):
+        assert is_refused(json.dumps({key: item for key, item in older(2).items() if key != missing})), (
+            missing
+        )
+    value = older(2)
+    value["finalists"][0]["config"]["BM"] = 64
+    assert fault(json.dumps(value)) == "$.finalists[0].config is not the record's config"
+
+
+def test_a_record_of_schema_1_is_migrated() -> None:
+    old = older(1)
     record = from_json(json.dumps(old), "x")
-    assert (record.schema, record.launch.workspace_bytes, record.search.stages) == (2, 0, {})
+    assert (record.schema, record.launch.workspace_bytes, record.search.stages_s) == (3, 0, {})
     assert record.cublas is not None
     assert record.cublas.version is None
     old["launch"] = 3
     assert fault(json.dumps(old)).startswith("$.launch: expected an object, got an int, 3")
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "message"),
+    [
+        (("timing", "median_ms"), 1e-9, "$: timing.median_ms 1e-09 is not between its quantiles"),
+        (("timing", "median_ms"), 3.0, "$: timing.median_ms 3 is not between its quantiles"),
+        (("gflops",), 930.0, "$: gflops 930 is not 2mnk / median_ms, which is 920.7"),
+        (("vs_cublas",), 2.0, "$: vs_cublas 2 is not cuBLAS / ours, 1.0123"),
+        (
+            ("runners_up", 0, "median_ms"),
+            1e-9,
+            "$.runners_up[0]: median_ms 1e-09 is not between its quantiles",
+        ),
+        (("runners_up", 0, "config"), CONFIG, "$: the record's own config is among its runners_up"),
+        (("imported",), "2026-02-31T12:00:00Z", "$: imported is not a time"),
+    ],
+)
+def test_what_can_be_computed_again_must_agree(at: tuple[str | int, ...], new: Any, message: str) -> None:
+    assert fault(changed(at, new)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("problem", "ms"),
+    [
+        (PROBLEM, 0.03),  # 71 TFLOP/s where 67 are the peak
+        (Problem(1024, 1024, 1016, math="3xtf32"), 0.011),  # 194 where 178 are
+        (Problem(1, 1, 1), 1e-4),  # shorter than any launch
+    ],
+)
+def test_a_time_that_the_gpu_cannot_reach_is_refused(problem: Problem, ms: float) -> None:
+    with pytest.raises(RecordError, match="is impossible: NVIDIA H200 takes"):
+        timed(ms, problem=problem)
+    assert timed(10 * ms, problem=problem).timing is not None
+
+
+def test_a_clock_beyond_the_tables_counts_if_the_gpu_had_it() -> None:
+    fast = {"clocks": {"sm_mhz_max": 2400}}
+    assert timed(0.03, timing=fast).timing is not None
+    with pytest.raises(RecordError, match="is impossible"):
+        timed(0.001, timing={"clocks": {"sm_mhz_max": 10**9}})
+    other = dataclasses.replace(RecordedDevice.of(H200), name="NVIDIA Unheard Of")
+    assert timed(0.02, device=other).timing is not None
+    with pytest.raises(RecordError, match="is impossible"):
+        timed(0.01, device=other)

@@ -62,7 +62,7 @@ def test_the_users_record_shadows_the_shipped_one(tmp_path):
 
 def test_a_broken_record_of_the_users_shadows_nothing(tmp_path):
     store = Store(tmp_path)
-    path = store.write(made(CUBE))
+    path = store.write(made(CUBE, ms=50.0))
     path.write_text("{")
     with pytest.warns(UserWarning, match="record ignored"):
         found = store.find(H200, "sgemm", CUBE)

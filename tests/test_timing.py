@@ -109,17 +109,17 @@ def test_disturbed_finals_are_repeated_once():
 
         def stop(self):
             self.rounds += 1
-            return {**super().stop(), "others": 1 if self.rounds == 1 else 0}
+            return {**super().stop(), "other_processes": 1 if self.rounds == 1 else 0}
 
     class Staying(Passing):
         def stop(self):
-            return {**super().stop(), "others": 1}
+            return {**super().stop(), "other_processes": 1}
 
     passing, staying, calm = Passing(), Staying(), Clocks()
     (timing,) = time_finalists([Scripted(2.0)], "warm", passing)
     assert (timing.noisy, passing.rounds) == (False, 2)
     (timing,) = time_finalists([Scripted(2.0)], "warm", staying)
-    assert (timing.noisy, staying.rounds, timing.clocks["others"]) == (True, 2, 1)
+    assert (timing.noisy, staying.rounds, timing.clocks["other_processes"]) == (True, 2, 1)
     log = []
     time_finalists([Scripted(2.0, log=log)], "warm", calm, now=lambda: 0.0)
     assert len(log) == FINAL_ROUNDS + 2

@@ -194,7 +194,7 @@ def test_the_winner_of_each_family_defends_itself(bench, both, other):
 
 def test_a_stored_time_that_a_loser_no_longer_reaches_is_renewed(bench, both, other):
     alone = bench.tune(space=other)
-    timing = dataclasses.replace(alone.timing, median_ms=0.5, quantiles=(0.5, 0.5, 0.5))
+    timing = dataclasses.replace(alone.timing, median_ms=0.5, quantiles_ms=(0.5, 0.5, 0.5))
     Store(bench.root).write(dataclasses.replace(alone, timing=timing))
     whole = bench.tune(space=None)
     assert whole.family == "plain"
@@ -205,10 +205,19 @@ def test_a_stored_time_that_a_loser_no_longer_reaches_is_renewed(bench, both, ot
 
 def test_the_record_says_where_the_time_went(bench):
     search = bench.tune(budget="20").search
-    stages = search.stages
-    assert set(stages) == {"start", "search", "finals", "compile", "gpu", "propose", "render", "first"}
+    stages = search.stages_s
+    assert set(stages) == {
+        "start",
+        "search",
+        "finals",
+        "compile",
+        "gpu",
+        "propose",
+        "render",
+        "first_outcome",
+    }
     assert stages["search"] == pytest.approx(search.seconds, abs=2)
-    assert stages["start"] < stages["first"] < stages["start"] + stages["search"]
+    assert stages["start"] < stages["first_outcome"] < stages["start"] + stages["search"]
     assert 0.04 < stages["gpu"] < stages["search"]
 
 

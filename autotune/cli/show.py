@@ -72,15 +72,17 @@ def _list(found: list[Record], folder: Path) -> None:
 
 def _rank(record: Record) -> None:
     """Rank the finalists, naming only the parameters in which they differ."""
-    if not record.finalists:
+    if not record.runners_up or record.timing is None:
         return
     from autotune.cli.tables import make_console, make_table
 
-    names = [name for name in record.config if len({each.config.get(name) for each in record.finalists}) > 1]
+    timing = record.timing
+    rows = [(record.config, timing.median_ms, timing.quantiles_ms, "winner")]
+    for each in record.runners_up:
+        rows.append((each.config, each.median_ms, each.quantiles_ms, "tied" if each.tied else ""))
+    names = [name for name in record.config if len({config.get(name) for config, *_ in rows}) > 1]
     table = make_table("rank", "ms", "10-90 %", "", *names)
-    for rank, each in enumerate(record.finalists, 1):
-        low, _, high = each.quantiles
-        mark = "winner" if rank == 1 else "tied" if each.tied else ""
-        choices = (str(each.config.get(name)) for name in names)
-        table.add_row(str(rank), f"{each.median_ms:.6g}", f"{low:.5g}-{high:.5g}", mark, *choices)
+    for rank, (config, median_ms, (low, _, high), mark) in enumerate(rows, 1):
+        choices = (str(config.get(name)) for name in names)
+        table.add_row(str(rank), f"{median_ms:.6g}", f"{low:.5g}-{high:.5g}", mark, *choices)
     make_console().print(table)

@@ -273,7 +273,7 @@ def summary(record: Record, space: str | None = None) -> str:
     config = [
         f"  config    {Config(record.config).id}",
         f"  needs     {needs.registers} registers, {needs.spill_bytes} bytes spilled, "
-        f"{launch.shared_bytes + needs.shared_bytes} bytes of shared memory, "
+        f"{launch.shared_bytes + needs.static_shared_bytes} bytes of shared memory, "
         f"{math.prod(launch.block)} threads in {math.prod(launch.grid)} blocks",
     ]
     found = [
@@ -281,7 +281,7 @@ def summary(record: Record, space: str | None = None) -> str:
         f"  search    {search.strategy}, {search.seen} of {search.legal} candidates{earlier} "
         f"in {search.seconds:.1f} s ({rate:.1f} per second): {counts(search.outcomes)}",
     ]
-    stages = [f"{search.stages[name]:.1f} {name}" for name in STAGES if name in search.stages]
+    stages = [f"{search.stages_s[name]:.1f} {name}" for name in STAGES if name in search.stages_s]
     if stages:
         found.append(f"  seconds   {', '.join(stages)}")
     if timing is None or record.gflops is None:
@@ -292,7 +292,7 @@ def summary(record: Record, space: str | None = None) -> str:
     compared = "; cuBLAS is not installed, so not compared"
     if record.cublas and record.vs_cublas:
         compared = f", {record.vs_cublas:.3f} x cuBLAS ({record.cublas.median_ms:.6g} ms)"
-    low, _, high = timing.quantiles
+    low, _, high = timing.quantiles_ms
     lines = [
         f"{record.problem} on {record.device.name}: {timing.median_ms:.6g} ms, "
         f"{record.gflops / 1000:.2f} TFLOP/s{compared}",
@@ -301,8 +301,8 @@ def summary(record: Record, space: str | None = None) -> str:
         f"{timing.method}{', noisy' if timing.noisy else ''}",
         *found,
     ]
-    ties = sum(each.tied for each in record.finalists[1:])
+    ties = sum(each.tied for each in record.runners_up)
     if ties:
-        others = len(record.finalists) - 1
+        others = len(record.runners_up)
         lines.append(f"  ties      {ties} of {others} other finalists cannot be told from the winner")
     return "\n".join(lines)

@@ -95,9 +95,9 @@ class Choices:
             yield from winners
             for winner in winners:
                 assert winner.record is not None
-                for finalist in winner.record.finalists[1:]:
-                    choice = self._fitted("exact", winner.space, finalist.config, winner.record, adapt=False)
-                    if choice is not None:
+                for each in winner.record.runners_up:
+                    choice = self._fitted("exact", winner.space, each.config, winner.record, adapt=False)
+                    if choice is not None and choice.source.code_digest == each.code_digest:
                         yield choice
 
     def missing(self) -> str:
@@ -116,7 +116,7 @@ class Choices:
             UsageError: No family computes the problem on the device.
         """
         seen: set[tuple[str, Config]] = set()
-        for part in (self.exact, self._nearest, self._other_devices, self._defaults):
+        for part in (self.exact, self._unproven, self._nearest, self._other_devices, self._defaults):
             for choice in part():
                 key = (choice.space.family, choice.config)
                 if key not in seen:
@@ -160,6 +160,16 @@ class Choices:
             refused.append(f"{space.family}, {whose}: {why}")
             return None
         return Choice("exact", space, source.config, record, source)
+
+    def _unproven(self) -> Iterator[Choice]:
+        """Yield the runners-up of exact records that do not say what code was measured."""
+        for winners in self._winners:
+            for winner in winners:
+                assert winner.record is not None
+                for each in winner.record.runners_up:
+                    choice = self._fitted("nearest", winner.space, each.config, winner.record)
+                    if choice is not None:
+                        yield choice
 
     def _nearest(self) -> Iterator[Choice]:
         files = self._store.filed(self.device.slug)

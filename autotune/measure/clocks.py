@@ -103,8 +103,8 @@ class ClockMonitor:
         """Take the last reading, if NVML still answers, and summarise all of them.
 
         Returns:
-            ``sm_mhz_min``, ``sm_mhz_max``, ``throttle`` (reasons); where known ``watts``, and ``others``: how
-            many other processes kept the GPU busy meanwhile.
+            ``sm_mhz_min``, ``sm_mhz_max``, ``throttle`` (reasons); where known ``watts``, and
+            ``other_processes``: how many kept the GPU busy meanwhile.
         """
         with contextlib.suppress(self._nvml.NVMLError):
             self._readings.append(self._read())
@@ -124,7 +124,7 @@ class ClockMonitor:
         if watts is not None:
             clocks["watts"] = watts
         if others is not None:
-            clocks["others"] = others
+            clocks["other_processes"] = others
         return clocks
 
     def _read(self) -> tuple[int, int]:

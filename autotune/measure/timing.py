@@ -196,10 +196,10 @@ def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks:
     low, median, high = (float(value) for value in np.quantile(samples, (0.1, 0.5, 0.9)))
     reasons = () if clocks is None else clocks["throttle"]
     throttled = isinstance(reasons, tuple) and any(reason != POWER_CAP for reason in reasons)
-    shared = clocks is not None and clocks.get("others", 0) != 0
+    shared = clocks is not None and clocks.get("other_processes", 0) != 0
     return Timing(
         median_ms=median,
-        quantiles=(low, median, high),
+        quantiles_ms=(low, median, high),
         repeats=len(samples),
         launches=launches,
         l2=l2,
@@ -210,4 +210,4 @@ def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks:
 
 
 def _spread(timing: Timing) -> float:
-    return (timing.quantiles[2] - timing.quantiles[0]) / max(timing.median_ms, 1e-9)
+    return (timing.quantiles_ms[2] - timing.quantiles_ms[0]) / max(timing.median_ms, 1e-9)

@@ -1,4 +1,4 @@
-"""Turns a compiled kernel, and what was measured of it or proved without a GPU, into its `Record`."""
+"""Makes the `Record` of a compiled kernel from what was measured of it, or proved without a GPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from autotune.code.render import Source
 from autotune.records.files import now
 from autotune.records.schema import (
     Cublas,
-    Finalist,
     Record,
     RecordedDevice,
     Resources,
+    RunnerUp,
     Searched,
     Toolchain,
     Verification,
@@ -28,7 +28,7 @@ def measured(
     won: MeasuredTrial,
     finals: Finals,
     facts: GpuFacts,
-    passed: Iterable[tuple[Source, MeasuredTrial]],
+    others: Iterable[tuple[Source, MeasuredTrial]],
     search: Searched,
 ) -> Record:
     """Make the record of a kernel that passed its finals.
@@ -39,7 +39,7 @@ def measured(
         won: Its measurement.
         finals: That it was in, with cuBLAS.
         facts: Of the GPU.
-        passed: The finalists to list, itself first.
+        others: The other finalists to list, the fastest first.
         search: How it was found.
     """
     timing, cublas = won.timing, finals.cublas
@@ -48,6 +48,7 @@ def measured(
     return Record(
         **_kernel(source, binary, facts.device, facts.driver, won.verdict),
         evidence="measured",
+        gpu_uuid=facts.uuid,
         timing=timing,
         gflops=source.problem.flops / timing.median_ms / 1e6,
         vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
@@ -55,14 +56,15 @@ def measured(
         if cublas is None
         else Cublas(cublas.median_ms, finals.cublas_kernel, finals.cublas_version),
         search=search,
-        finalists=tuple(
-            Finalist(
+        runners_up=tuple(
+            RunnerUp(
                 config=each.config,
+                code_digest=each.code_digest,
                 median_ms=trial.timing.median_ms,
-                quantiles=trial.timing.quantiles,
+                quantiles_ms=trial.timing.quantiles_ms,
                 tied=trial.timing.ties(best),
             )
-            for each, trial in passed
+            for each, trial in others
         ),
     )
 
@@ -77,14 +79,14 @@ def estimated(source: Source, binary: Binary, device: Device, verdict: Verdict, 
         vs_cublas=None,
         cublas=None,
         search=search,
-        finalists=(),
+        runners_up=(),
     )
 
 
 def _kernel(
     source: Source, binary: Binary, device: Device, driver: str | None, verdict: Verdict
 ) -> dict[str, Any]:
-    """Give the fields that say what the kernel is, what made it, and how far off it was."""
+    """Return the fields that say what the kernel is, what made it, and how far off it was."""
     return {
         "problem": source.problem,
         "device": RecordedDevice.of(device),
@@ -92,6 +94,7 @@ def _kernel(
         "config": source.config,
         "launch": source.launch,
         "code_digest": source.code_digest,
+        "machine_code_digest": binary.digest,
         "template_digest": source.template_digest,
         "space_digest": source.space_digest,
         "toolchain": Toolchain(nvrtc=binary.nvrtc, driver=driver, flags=binary.options),

@@ -71,7 +71,11 @@ def from_json(text: str, where: Path | str) -> Record:
     """
     value = jsontext.load(text, where)
     typed.refuse_newer(value, SCHEMA, where)
-    return typed.build(Record, migrated(value), where)
+    try:
+        value = migrated(value)
+    except RecordError as error:
+        raise RecordError(f"{where}: {error}") from None
+    return typed.build(Record, value, where)
 
 
 def read(path: Path) -> Record:

@@ -219,7 +219,10 @@ class Report:
         return {
             **value,
             "status": "timed",
-            **{"median_ms": _digits(timing.median_ms), "quantiles": [_digits(q) for q in timing.quantiles]},
+            **{
+                "median_ms": _digits(timing.median_ms),
+                "quantiles": [_digits(q) for q in timing.quantiles_ms],
+            },
             **{"method": timing.method, "launches": timing.launches, "noisy": timing.noisy},
             **{"gflops": _digits(row.gflops), "gbs": _digits(row.gbs)},
             **{"floor_ms": _digits(self.floor_ms(shape)), "share_of_floor": _digits(self.share(row))},
@@ -361,7 +364,7 @@ def _plain_library(found: Baseline | Rejected | None) -> dict[str, Any] | None:
         return {"kind": found.kind, "why": found.why}
     return {
         "median_ms": _digits(found.timing.median_ms),
-        "quantiles": [_digits(quantile) for quantile in found.timing.quantiles],
+        "quantiles": [_digits(quantile) for quantile in found.timing.quantiles_ms],
         "kernel": found.kernel,
         "algorithms": found.algorithms,
         "error": _digits(found.error),

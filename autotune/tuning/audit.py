@@ -102,11 +102,7 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         now = outcome.timing.median_ms if isinstance(outcome, MeasuredTrial) else None
         if now is not None and not stale and abs(now - before) <= tolerance * before:
             return Finding("holds", "", before, now, record)
-        others = [
-            _contestant(space, finalist.config, record, facts, depot)
-            for finalist in record.finalists
-            if finalist.config != record.config
-        ]
+        others = [_contestant(space, finalist.config, record, facts, depot) for finalist in record.runners_up]
         contestants = [winner, *others]
         if others:
             finals = _measured(contestants, gpu)
@@ -167,5 +163,5 @@ def _renewed(
         return None
     passed.sort(key=lambda pair: pair[0].timing.median_ms)
     won, best = passed[0]
-    listed = [(each.source, outcome) for outcome, each in passed]
+    listed = [(each.source, outcome) for outcome, each in passed[1:]]
     return compose.measured(best.source, best.binary, won, finals, facts, listed, record.search)

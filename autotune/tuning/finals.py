@@ -57,9 +57,9 @@ class Standing:
         """Make the record of one that passed, with the others of its family."""
         family, built = self.candidates.family(number), self.built[number]
         own = [each for each in self.order if self.candidates.family(each) is family and each != number]
-        passed = [(self.built[each].source, self.passed(each)) for each in (number, *own)]
+        others = [(self.built[each].source, self.passed(each)) for each in own]
         return compose.measured(
-            built.source, built.binary, self.passed(number), self.finals, self.facts, passed, search
+            built.source, built.binary, self.passed(number), self.finals, self.facts, others, search
         )
 
 

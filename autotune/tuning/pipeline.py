@@ -305,7 +305,7 @@ class Pipeline:
         self._faults["measurements"] = 0
         self._judged(index, outcome, noted=True)
         self._demand.measured(self._clock.now())
-        self._progress.stages.setdefault("first", time.monotonic() - self._progress.began)
+        self._progress.stages.setdefault("first_outcome", time.monotonic() - self._progress.began)
 
     def _judged(self, index: int, outcome: Outcome, *, noted: bool) -> None:
         """Give an outcome to a candidate and to those with the same code."""

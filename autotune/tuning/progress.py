@@ -38,7 +38,7 @@ class Progress:
         stale: Candidates since the best improved by more than half a percent.
         notes: What the user should know, one line each.
         began: When the command began (`time.monotonic`).
-        stages: Seconds of each stage so far, as `records.Searched.stages` defines them.
+        stages: Seconds of each stage so far, as `records.Searched.stages_s` defines them.
     """
 
     problem: Problem
@@ -104,7 +104,7 @@ class Progress:
             outcomes={kind: count for kind, count in self.outcomes.items() if count},
             seed=seed,
             resumed=self.resumed,
-            stages={name: round(seconds, 3) for name, seconds in self.stages.items()},
+            stages_s={name: round(seconds, 3) for name, seconds in self.stages.items()},
         )
 
     def nothing_usable(self) -> str:

@@ -118,7 +118,7 @@ class Trial:
             timing, verdict = self.outcome.timing, self.outcome.verdict
             line |= {
                 "median_ms": timing.median_ms,
-                "quantiles": list(timing.quantiles),
+                "quantiles": list(timing.quantiles_ms),
                 "repeats": timing.repeats,
                 "launches": timing.launches,
                 "method": timing.method,
@@ -149,7 +149,10 @@ class Trial:
         outcome: Outcome
         if isinstance(told, _MeasuredLine):
             timing = Timing(
-                **{name: getattr(told, name) for name in ("median_ms", "quantiles", "repeats", "launches")},
+                median_ms=told.median_ms,
+                quantiles_ms=told.quantiles,
+                repeats=told.repeats,
+                launches=told.launches,
                 l2=l2,
                 method=told.method,
                 clocks=None,

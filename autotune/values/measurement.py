@@ -42,20 +42,20 @@ class Timing:
 
     Attributes:
         median_ms: Median of the samples, milliseconds per launch.
-        quantiles: 10, 50 and 90 % quantiles of the samples, milliseconds per launch.
+        quantiles_ms: 10, 50 and 90 % quantiles of the samples, milliseconds per launch.
         repeats: Samples.
         launches: Launches of one sample.
         l2: "warm": every launch uses the same operands; "cold": launches rotate through copies of the
             operands that together exceed three times the L2 cache.
         method: How the launches of a sample were issued: one after the other, or replayed as a CUDA graph.
         clocks: {"sm_mhz_min", "sm_mhz_max", "throttle": reasons} around the timing, and where known "watts"
-            and "others", the other processes that kept the GPU busy; None where not asked for or unknown.
+            and "other_processes", how many others kept the GPU busy; None where not asked for or unknown.
         noisy: The 10 to 90 % spread exceeds 5 % of the median, another process kept the GPU busy, or the GPU
             was throttled by more than its power cap, under which every large multiplication runs.
     """
 
     median_ms: Milliseconds
-    quantiles: Quantiles
+    quantiles_ms: Quantiles
     repeats: Size
     launches: Size
     l2: L2
@@ -77,7 +77,7 @@ class Timing:
             best: The one with the lowest median.
         """
         ratio = self.median_ms / best.median_ms
-        return ratio <= TIE_MEDIAN or (ratio <= TIE_OVERLAP and self.quantiles[0] <= best.quantiles[2])
+        return ratio <= TIE_MEDIAN or (ratio <= TIE_OVERLAP and self.quantiles_ms[0] <= best.quantiles_ms[2])
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def shown(title, record, root, known=None):
     ]
     ours = [line for line in read(root) if line.get("run") == run]
     done = [line for line in ours if line.get("outcome") == "measured" and "event" not in line]
-    stages = record["search"]["stages"]
+    stages = record["search"]["stages_s"]
     best = known or min(line["median_ms"] for line in done)
     print(
         f"== {title}: {record['family']} {record['timing']['median_ms']:.5g} ms, "
@@ -192,7 +192,7 @@ def flat(count="2000"):
     size = sum(path.stat().st_size for path in root.glob("*/*"))
     print(
         f"== flat: {dict(record.search.outcomes)}, {time.time() - start:.0f} s, "
-        f"stages {dict(record.search.stages)}; "
+        f"stages {dict(record.search.stages_s)}; "
         f"files {size >> 20} MiB"
     )
     print("   (seen, host MiB, GPU MiB):", seen)
@@ -258,14 +258,14 @@ while time.time() < end:
         "== shared: noisy",
         record["timing"]["noisy"],
         record["timing"]["clocks"],
-        record["timing"]["quantiles"],
+        record["timing"]["quantiles_ms"],
     )
     record = tuned(OUT / "shared", 1024, 1024, 1024, "--budget", "30")
     print(
         "== alone: noisy",
         record["timing"]["noisy"],
         record["timing"]["clocks"],
-        record["timing"]["quantiles"],
+        record["timing"]["quantiles_ms"],
     )
 
 

@@ -87,9 +87,9 @@ def test_the_trace_and_the_record_say_when_and_where(device, tmp_path):
     assert gpu["uuid"] == device_uuid(0)
     assert gpu["uuid"].startswith("GPU-")
     assert set(gpu["start_s"]) == {"clocks", "context", "verify_kernels", "inputs"}
-    stages = record.search.stages
+    stages = record.search.stages_s
     assert 0 < stages["gpu"] < stages["search"]
-    assert stages["start"] < stages["first"]
+    assert stages["start"] < stages["first_outcome"]
     assert record.timing.clocks is None or record.timing.clocks["sm_mhz_max"] > 100
     assert Store(tmp_path).find(device, record.family, record.problem) is not None
 
