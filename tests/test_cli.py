@@ -497,6 +497,13 @@ def test_explain_two_as_json(run, tmp_path):
     assert svg.read_text().startswith("<svg")
 
 
+def test_a_step_of_the_ladder_is_explained(run):
+    status, out, err = run("explain", "naive", "tiny_block", *SMALL)
+    assert (status, err) == (0, "")
+    assert out.startswith("256 x 256 x 128 nn on NVIDIA H200: naive | tiny_block\n")
+    assert "naive is limited by too few blocks: 64 of them leave 68 of the 132 SMs" in out
+
+
 def test_a_drawing_that_cannot_be_written_is_told_first(run, tmp_path):
     status, out, err = run("explain", "tiny_block", *SMALL, "--svg", str(tmp_path / "none" / "x.svg"))
     assert (status, out) == (2, "")
@@ -506,7 +513,9 @@ def test_a_drawing_that_cannot_be_written_is_told_first(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("nothing",), 2, "'nothing' is no preset, config file or 'record': presets are long_block"),
+        (("nothing",), 2, "preset 'nothing' is unknown: sgemm has long_block"),
+        (("nothing",), 2, "steps of the ladder are naive, "),
+        (("nothing",), 2, "'record' and config files (.json) are taken too"),
         (("a", "b", "c"), 2, "one or two kernels, not 3"),
         (("record",), 1, "no record of 256 x 256 x 128 nn on NVIDIA H200: run 'autotune tune"),
         (('{"BM": 64}',), 2, "the config misses TM"),

@@ -112,7 +112,20 @@ def test_the_bottleneck_is_named_with_its_relief(long_block, tiny_block):
         assert RELIEF[account.bottleneck][0] in text([account])
     few = Problem(1536, 1536, 4096)
     quantised = SGEMM.config({**SGEMM.presets["square_block"], "group_m": 1})
-    assert explain(SGEMM, quantised, few, H200).bottleneck == "waves"  # 144 blocks on 132 SMs
+    found = explain(SGEMM, quantised, few, H200)
+    assert found.bottleneck == "waves"
+    assert "the 144 blocks keep the 132 SMs busy for 55% of the time" in text([found])
+
+
+def test_fewer_blocks_than_sms_are_no_wave_quantisation():
+    config = SGEMM.config({**SGEMM.presets["square_block"], "group_m": 1})
+    small = Problem(512, 1024, 4096)
+    found = explain(SGEMM, config, small, H200)
+    assert found.bottleneck == "fill"
+    assert "too few blocks: 32 of them leave 100 of the 132 SMs without work" in text([found])
+    naive = Space.load("naive")
+    lonely = explain(naive, next(iter(naive.presets.values())), Problem(16, 16, 4096), H200)
+    assert (lonely.bottleneck, lonely.because[:15]) == ("fill", "too few blocks:")
 
 
 def test_the_account_is_plain_json(long_block):

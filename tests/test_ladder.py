@@ -515,7 +515,7 @@ def test_the_command_without_a_gpu(ladder, tmp_path):
     assert content["evidence"] == "counted"
     assert [step["name"] for step in content["steps"]] == NAMES
     assert {step["median_ms"] for step in content["steps"]} == {None}
-    assert "no record yet, run 'autotune tune --m 4096 --n 4096 --k 4096'" in content["steps"][-1]["note"]
+    assert content["steps"][-1]["note"] == ""  # the winner that comes with the package
     assert told.stderr == "compiling 12 steps for NVIDIA H200 and counting what they do\n"
     drawing = svg.read_text()
     assert all(f">{name}<" in drawing for name in ("one_dimensional", "two_dimensional", "winner"))
@@ -534,32 +534,35 @@ def test_the_table_without_a_gpu(ladder, capsys):
 
 
 def test_the_stored_winner_is_the_last_step():
-    checkout = Path(__file__).resolve().parents[1] / "cache"
+    store = Store(Path(__file__).resolve().parents[1] / "cache")
     problem = Problem(1024, 1024, 1024)
-    record = Store(checkout).find(H200, "sgemm", problem)
+    record = store.find(H200, "sgemm", problem)
     assert record is not None
-    _, config, note = fitted_step(steps()[-1], problem, H200, checkout)
-    assert (dict(config), note) == (dict(record.config), "")
-    _, config, note = fitted_step(steps()[-1], problem, named_device("t4"), checkout)
-    assert config["loader"] == "reg"
-    assert note.startswith("the preset long_block stands in: no record yet, run ")
-    assert "adapted to the problem: loader = reg" in note
+    fit = fitted_step(steps()[-1], problem, H200, store)
+    assert (dict(fit.config), fit.note, fit.record) == (dict(record.config), "", record)
+    fit = fitted_step(steps()[-1], problem, named_device("t4"), store)
+    assert (fit.config["loader"], fit.record) == ("reg", None)
+    assert fit.note.startswith(
+        "the preset long_block stands in: no record of 1024 x 1024 x 1024 nn on Tesla T4, run "
+    )
+    assert "adapted to the problem: loader = reg" in fit.note
 
 
 def test_the_ladder_of_3xtf32_ends_on_the_tensor_cores(tmp_path):
     problem = replace(CUBE, math="3xtf32")
     *usual, last = steps(problem.math)
     assert tuple(usual) == steps()
-    checkout = Path(__file__).resolve().parents[1] / "cache"
-    space, config, note = fitted_step(last, problem, H200, checkout)
-    stored = Store(checkout).find(H200, space.family, problem)
-    assert (space.family, dict(config), note) == ("sgemm_3xtf32_wgmma", dict(stored.config), space.family)
-    space, _, note = fitted_step(last, problem, named_device("a100"), tmp_path)
-    assert space.family == "sgemm_3xtf32"
-    assert note.startswith("sgemm_3xtf32; a preset of sgemm_3xtf32 stands in: no record yet, run 'autotune ")
-    assert note.endswith("--math 3xtf32'")
+    store = Store(Path(__file__).resolve().parents[1] / "cache")
+    fit = fitted_step(last, problem, H200, store)
+    stored = store.find(H200, fit.space.family, problem)
+    assert (fit.space.family, dict(fit.config)) == ("sgemm_3xtf32_wgmma", dict(stored.config))
+    assert (fit.note, fit.record) == (fit.space.family, stored)
+    fit = fitted_step(last, problem, named_device("a100"), Store(tmp_path))
+    assert fit.space.family == "sgemm_3xtf32"
+    assert fit.note.startswith("sgemm_3xtf32; a preset of sgemm_3xtf32 stands in: no record of ")
+    assert fit.note.endswith("--math 3xtf32'")
     small = replace(problem, m=256, n=256, k=256)
-    rungs = [_rung(step, small, H200, tmp_path) for step in (usual[0], last)]
+    rungs = [_rung(step, small, H200, Store(tmp_path)) for step in (usual[0], last)]
     assert [rung.account.problem.math for rung in rungs] == ["ffma", "3xtf32"]
     assert [rung["family"] for rung in Ladder(small, H200, tuple(rungs)).plain()["steps"]] == [
         "naive",
@@ -567,7 +570,7 @@ def test_the_ladder_of_3xtf32_ends_on_the_tensor_cores(tmp_path):
     ]
     assert rungs[1].account.source.family.startswith("sgemm_3xtf32")
     assert per_ffma(rungs[1].account) == {}
-    none = _rung(last, small, named_device("t4"), tmp_path)
+    none = _rung(last, small, named_device("t4"), Store(tmp_path))
     assert "no kernel family computes" in none.rejected.why
 
 

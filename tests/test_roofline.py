@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from autotune.errors import DeviceError
-from autotune.report.roofline import HEIGHT, WIDTH, Point, draw
+from autotune.report.roofline import HEIGHT, WIDTH, Point, draw, draw_accounts
 from autotune.values.device import Device, named_device
+from autotune.values.problem import Problem
 
 SVG = "{http://www.w3.org/2000/svg}"
 H200 = named_device("h200")
@@ -42,7 +43,8 @@ def test_faster_is_higher_and_more_intense_is_further_right():
 def test_estimates_are_marked_and_names_escaped():
     svg = draw(H200, [Point("<&>", 5, 1000, False)], "a < b")
     assert "&lt;&amp;&gt;" in svg
-    assert "hollow: estimated" in svg
+    assert "hollow: estimated, not measured" in svg
+    assert '>&lt;&amp;&gt;<tspan class="s"> about 1 TFLOP/s</tspan>' in svg
     assert "hollow" not in draw(H200, [Point("x", 5, 1000, True)], "t")
     assert len(re.findall('class="e"', svg)) == 1
 
@@ -56,6 +58,62 @@ def test_labels_do_not_overlap():
     ]
     assert len(heights) == 8
     assert all(b - a >= 12 for a, b in pairwise(heights))
+
+
+@pytest.mark.parametrize("count", [1, 12, 40])
+def test_labels_of_slow_kernels_stay_on_the_drawing(count):
+    svg = draw(H200, [Point(f"kernel {n}", 5, 100 + n, True) for n in range(count)], "title")
+    root = ElementTree.fromstring(svg)
+    height = float(root.attrib["viewBox"].split()[3])
+    labels = [each for each in root.iter(f"{SVG}text") if (each.text or "").startswith("kernel")]
+    heights = [float(each.attrib["y"]) for each in labels]
+    assert len(heights) == count
+    assert all(b - a >= 12 for a, b in pairwise(heights))
+    assert max(heights) < height - 60
+    assert min(heights) > 30
+
+
+def test_kernels_fill_the_drawing():
+    """Twelve kernels within a factor of 200 are not one heap in a corner."""
+    rates = [300 * 1.6**n for n in range(12)]
+    marks = circles(draw(H200, [Point(str(n), 4 + 2 * n, rate, True) for n, rate in enumerate(rates)], "t"))
+    heights = [y for _, y in marks]
+    assert max(heights) - min(heights) > 0.6 * (HEIGHT - 116)
+    assert all(b - a > 15 for a, b in pairwise(heights))
+
+
+def test_axis_and_labels_have_one_unit():
+    svg = draw(H200, [Point("x", 5, 20000, True)], "t")
+    assert "GFLOP" not in svg.replace("TFLOP", "")
+    grid = [each.text for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert {"20", "50", "100"} <= set(grid)
+    assert re.search(r">x<tspan[^>]*> 20 TFLOP/s<", svg)
+
+
+def test_what_has_no_rate_is_named_and_a_record_is_a_measurement():
+    """Of the steps of a ladder without a GPU some have neither time nor estimate."""
+    from dataclasses import replace as changed
+
+    from autotune.report.explain import explain
+    from autotune.space.space import Space
+
+    problem, naive, sgemm = Problem(256, 256, 256), Space.load("naive"), Space.load("sgemm")
+    unknown = explain(naive, next(iter(naive.presets.values())), problem, H200)
+    config = sgemm.fitted(sgemm.presets["tiny_block"], problem, H200)
+    estimated = explain(sgemm, config, problem, H200)
+    recorded = changed(estimated, median_ms=0.01)
+    named = [
+        ("a", unknown, None),
+        ("b", estimated, None),
+        ("c", recorded, None),
+        ("d", unknown, 5e3),
+        ("e", None, None),
+    ]
+    svg = draw_accounts(named, problem, H200, "title")
+    assert "neither measured nor estimated: a, e<" in svg
+    marks = re.findall(r'<circle class="(.)".*?\n<text[^>]*>(\w)<', svg)
+    assert sorted(name + kind for kind, name in marks) == ["be", "cm", "dm"]
+    assert f"> {problem.flops / 0.01 / 1e9:.3g} TFLOP/s<" in svg
 
 
 def test_a_device_of_unknown_speed_is_refused():

@@ -72,7 +72,7 @@ def command(
         space, values, fallback = _stored(spaces, problem, device, estimated, store)
         note = "\n".join(filter(None, (note, fallback)))
     else:
-        space, values = _preset(spaces, preset)
+        space, values = preset_named(spaces, preset)
         space.config(values | changed)
         values, adapted = _fitted(space, values | changed, changed, problem, device)
         note = "\n".join(filter(None, (note, adapted)))
@@ -99,7 +99,7 @@ def with_config(spaces: Sequence[Space], values: Mapping[str, Any]) -> tuple[Spa
     return spaces[0], spaces[0].config(values)
 
 
-def _preset(spaces: Sequence[Space], name: str) -> tuple[Space, dict[str, Any]]:
+def preset_named(spaces: Sequence[Space], name: str) -> tuple[Space, dict[str, Any]]:
     """Find a preset of the spaces, or a step of the ladder, whose family may be another."""
     owner = space_with(spaces, name)
     if owner is not None:

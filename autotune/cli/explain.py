@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -62,7 +62,10 @@ def command(
     spaces = spaces_of(space_name, problem, device)
     accounts = [_account(name, spaces, problem, device, store) for name in what or ("record",)]
     if svg is not None:
-        write_file(svg, _drawing(accounts))
+        from autotune.report.roofline import draw_accounts
+
+        named = [(account.title, account, None) for account in accounts]
+        write_file(svg, draw_accounts(named, problem, device, f"{problem} on {device.name}"))
     if as_json:
         found = [account.plain() for account in accounts]
         click.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2))
@@ -76,7 +79,7 @@ def command(
 
 
 def _account(name: str, spaces: Sequence[Space], problem: Problem, device: Device, store: Store) -> Account:
-    from autotune.cli.emit import parsed_config, space_of, space_with, with_config
+    from autotune.cli.emit import parsed_config, preset_named, space_of, with_config
     from autotune.report.explain import explain
 
     presets = ", ".join(preset for space in spaces for preset in space.presets)
@@ -91,13 +94,14 @@ def _account(name: str, spaces: Sequence[Space], problem: Problem, device: Devic
         space = space_of(spaces, found)
         config = space.config(found.config)
         name = "estimated record" if found.evidence == "estimated" else name
-    elif (owner := space_with(spaces, name)) is not None:
-        space = owner
-        config = space.fitted({**space.presets, **space.ladder}[name], problem, device)
     elif name.endswith(".json") or name.lstrip().startswith("{"):
         space, config = with_config(spaces, parsed_config(name))
     else:
-        raise UsageError(f"{name!r} is no preset, config file or 'record': presets are {presets}")
+        try:
+            space, values = preset_named(spaces, name)
+        except UsageError as error:
+            raise UsageError(f"{error}; 'record' and config files (.json) are taken too") from None
+        config = space.fitted(space.config(values), problem, device)
     stored = store.find(device, space.family, problem)
     same = stored is not None and dict(stored.config) == dict(config)
     return explain(space, config, problem, device, title=name, record=stored if same else None)
@@ -256,16 +260,3 @@ def source_text(account: Account) -> str:
         sums = [sum(found.get(metric, 0) for metric in metrics) for _, metrics in _LINE_METRICS]
         lines.append("".join(f"{total or '':>11}" for total in sums) + f"  {line}".rstrip())
     return "\n".join(lines)
-
-
-def _drawing(accounts: list[Account]) -> str:
-    from autotune.report.roofline import Point, draw
-
-    points: list[Any] = []
-    for account in accounts:
-        ms = account.median_ms or account.estimate_ms
-        if ms:
-            rate = account.problem.flops / ms / 1e6
-            points.append(Point(account.title, account.tile_intensity, rate, account.median_ms is not None))
-    first = accounts[0]
-    return draw(first.device, points, f"{first.problem} on {first.device.name}", first.problem.math)

@@ -60,7 +60,14 @@ def command(
     else:
         ladder = describe(problem, device, root=store.root, tell=tell)
     if svg is not None:
-        write_file(svg, _drawing(ladder))
+        from autotune.report.roofline import draw_accounts
+
+        named = [
+            (rung.step.name, None if rung.rejected else rung.account, ladder.gflops(rung))
+            for rung in ladder.rungs
+        ]
+        title = f"the ladder: {ladder.problem} on {ladder.device.name}"
+        write_file(svg, draw_accounts(named, ladder.problem, ladder.device, title))
     if as_json:
         click.echo(json.dumps(ladder.plain(), indent=2))
     else:
@@ -78,17 +85,17 @@ def show(ladder: Ladder) -> None:
     if ladder.cublas is not None:
         title += f"; cuBLAS {ladder.cublas.median_ms:.4g} ms"
     console.print(f"{title}{'' if ladder.measured else ': counted, not timed'}\n")
-    times = ("ms", "GFLOP/s", "of cuBLAS", "speed-up") if ladder.measured else ()
+    times = ("ms", "TFLOP/s", "of cuBLAS", "speed-up") if ladder.measured else ()
     table = make_table("", "step", *times, "registers", "spilled", "occupancy", "loads", "reads")
     for column in (table.columns[0], *table.columns[2:]):
         column.justify = "right"
     for number, rung in enumerate(ladder.rungs, 1):
         row = [str(number), rung.step.name]
         if ladder.measured:
-            mark = "*" if rung.alone else ""
+            mark, rate = "*" if rung.alone else "", ladder.gflops(rung)
             row += [
                 _number(None if rung.timing is None else rung.timing.median_ms, ".4g") + mark,
-                _number(ladder.gflops(rung), ",.0f"),
+                _number(None if rate is None else rate / 1000, ".2f"),
                 _number(ladder.vs_cublas(rung), ".1%"),
                 _number(ladder.speedup(rung), ".2f"),
             ]
@@ -117,24 +124,6 @@ def show(ladder: Ladder) -> None:
             _paragraph(f"    FAILED, {rung.rejected.kind}: {rung.rejected.why}")
         if slower := ladder.slower(rung):
             _paragraph(f"    {slower}")
-
-
-def _drawing(ladder: Ladder) -> str:
-    """Draw the steps on the roofline: as measured, else as estimated where the model knows the family."""
-    from autotune.report.roofline import Point, draw
-
-    points = []
-    for rung in ladder.rungs:
-        rate = ladder.gflops(rung)
-        if rung.account is None or (rate is None and rung.account.estimate_ms is None):
-            continue
-        if rate is None:
-            rate = ladder.problem.flops / (rung.account.estimate_ms or 1.0) / 1e6
-        points.append(
-            Point(rung.step.name, rung.account.tile_intensity, rate, ladder.gflops(rung) is not None)
-        )
-    title = f"the ladder: {ladder.problem} on {ladder.device.name}"
-    return draw(ladder.device, points, title, ladder.problem.math)
 
 
 def _paragraph(text: str) -> None:

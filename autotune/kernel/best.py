@@ -155,8 +155,7 @@ def load(
         _tell(f"{choice.place}, {choice.config.id}, is passed over: {why}")
     if failed is not None:
         raise failed
-    command = f"autotune tune {problem.cli_flags()}"
-    raise RecordMissing(f"{choices.missing()}: run '{command}', or pass tune=True or policy='any'")
+    raise RecordMissing(f"{choices.missing()}: run '{choices.command}', or pass tune=True or policy='any'")
 
 
 def _tune(

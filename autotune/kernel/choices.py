@@ -8,6 +8,7 @@ count. The user's own records come before those of the package. It takes neither
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
 from autotune.families.estimate import estimate_columns
+from autotune.paths import data_dir
 from autotune.records import Record, Store
 from autotune.space.space import Config, Space, families
 from autotune.values.device import Device
@@ -84,6 +86,7 @@ class Choices:
         self.device = device
         self.spaces = families(problem, device) if spaces is None else list(spaces)
         self._store = store
+        self._asked = spaces
         self._winners, self._refused = self._looked_up()
 
     def exact(self) -> Iterator[Choice]:
@@ -108,6 +111,14 @@ class Choices:
             if self._store.best(self.device, names, self.problem, estimated=True) is not None:
                 told += " (there is an estimated one, which is never served)"
         return told
+
+    @property
+    def command(self) -> str:
+        """The command that searches for what is missing."""
+        only = self._asked[0] if self._asked and len(self._asked) == 1 else None
+        built_in = only is not None and only.path.parent == data_dir("search_spaces")
+        space = "" if only is None else f" --space {only.family if built_in else shlex.quote(str(only.path))}"
+        return f"autotune tune {self.problem.cli_flags()}{space}"
 
     def all(self) -> Iterator[Choice]:
         """Yield every choice, the most trusted first, no config twice.

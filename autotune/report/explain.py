@@ -25,7 +25,7 @@ from autotune.values.problem import Problem
 if TYPE_CHECKING:
     from autotune.records import Record
 
-LOST_TO_WAVES = 0.25  # share of the time, above which the last wave is what limits a kernel
+LOST_TO_WAVES = 0.25  # share of the SMs' time without work, above which that is what limits a kernel
 _GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
 _SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
@@ -57,8 +57,12 @@ RELIEF = {  # bottleneck: (what it means, the change that would relieve it), whe
         "memory bandwidth: the operands move once and that takes the time",
         "nothing but fewer bytes: the kernel is at the roofline's slope",
     ),
+    "fill": (
+        "too few blocks: {blocks} of them leave {idle} of the {sms} SMs without work",
+        "a smaller block tile, or cutting k into slices (split_k) where there are some, gives more blocks",
+    ),
     "waves": (
-        "wave quantisation: the last blocks leave most SMs idle",
+        "wave quantisation: the {blocks} blocks keep the {sms} SMs busy for {busy:.0%} of the time",
         "a block tile that divides C into a multiple of the SMs' blocks",
     ),
     "global": (
@@ -253,8 +257,10 @@ def explain(
     queue = -(-blocks // device.sm_count)
     efficiency = blocks / (queue * device.sm_count)
     measured = record if record is not None and record.timing is not None else None
-    bottleneck = _bottleneck(modelled, efficiency, shared, problem, device)
+    bottleneck = _bottleneck(modelled, blocks, efficiency, shared, problem, device)
     because, relief = {**RELIEF, **estimate.relief(space)}[bottleneck]
+    sms = device.sm_count
+    because = because.format(blocks=blocks, sms=sms, idle=sms - blocks, busy=efficiency)
     return Account(
         title=title or config.id,
         problem=problem,
@@ -349,11 +355,14 @@ def _counted(
 
 def _bottleneck(
     modelled: estimate.Estimate | None,
+    blocks: int,
     efficiency: float,
     shared: int,
     problem: Problem,
     device: Device,
 ) -> str:
+    if blocks < device.sm_count and 1 - efficiency > LOST_TO_WAVES:
+        return "fill"
     if modelled is None:
         memory_bound = account.problem_intensity(problem) < account.ridge(device, problem.math)
         return "dram" if memory_bound else "shared" if shared else "global"

@@ -109,7 +109,7 @@ def to_export(problem: Problem, device: Device, store: Store, *, substitute: boo
     found = next(choices.all() if substitute else choices.exact(), None)
     if found is None:
         raise RecordMissing(
-            f"{choices.missing()}: run 'autotune tune {problem.cli_flags()}', or add --any for a kernel that "
+            f"{choices.missing()}: run '{choices.command}', or add --any for a kernel that "
             "was not tuned for it"
         )
     return Export(found, device)

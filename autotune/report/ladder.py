@@ -5,6 +5,7 @@ A step is one change (`autotune.report.steps`); a rung is what that change did f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -252,13 +253,13 @@ def _with_outcome(rung: Rung, outcome: MeasuredTrial | Rejected, alone: bool) ->
 def _rung(step: Step, problem: Problem, device: Device, store: Store) -> Rung:
     problem = replace(problem, math=step.math)
     try:
-        space, config, note = fitted_step(step, problem, device, store)
-        found = explain(space, config, problem, device, title=step.name)
+        fit = fitted_step(step, problem, device, store)
+        found = explain(fit.space, fit.config, problem, device, title=step.name, record=fit.record)
     except (ConfigError, SpaceError, UsageError) as error:
         return Rung(step, rejected=Rejected("constraint", str(error)))
     except (SimulationFault, UnsupportedPTX) as error:
         return Rung(step, rejected=Rejected("correctness", f"in the simulator: {error}"))
-    return Rung(step, note, found)
+    return Rung(step, fit.note, found)
 
 
 def per_ffma(found: Account) -> dict[str, float]:
@@ -291,7 +292,7 @@ def why_slower(before: Account, now: Account) -> Sequence[str]:
     if now.binary.spill_bytes > before.binary.spill_bytes:
         reasons.append(f"{now.binary.spill_bytes} bytes of registers spill to memory")
     if now.wave_efficiency * WORSE < before.wave_efficiency:
-        blocks, sms = now.source.launch.grid[0], now.device.sm_count
+        blocks, sms = math.prod(now.source.launch.grid), now.device.sm_count
         reasons.append(
             f"{blocks} blocks keep {now.wave_efficiency:.0%} of the {sms} SMs busy, "
             f"{before.wave_efficiency:.0%} before"

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from autotune import records
-from autotune.code.render import render
-from autotune.errors import ConfigError, RecordError
 from autotune.kernel.choices import Choices
-from autotune.records import Store
+from autotune.records import Record, Store
 from autotune.space.space import Config, Space, adaptation
 from autotune.values.device import Device
 from autotune.values.problem import Math, Problem
@@ -59,40 +56,47 @@ def step_config(name: str) -> tuple[Space, Config]:
     return space, {**space.presets, **space.ladder}[name]
 
 
-def fitted_step(step: Step, problem: Problem, device: Device, store: Store) -> tuple[Space, Config, str]:
-    """Return a step's space and its config, fitted to the problem and the device, with a note on its origin.
+@dataclass(frozen=True)
+class FittedStep:
+    """A step for one problem on one device.
+
+    Attributes:
+        space: Its family.
+        config: Its config, fitted to the problem and the device.
+        note: Where the config comes from, or how it was adapted; "" if that goes without saying.
+        record: The record of this very config, problem and device, if the step takes one.
+    """
+
+    space: Space
+    config: Config
+    note: str = ""
+    record: Record | None = None
+
+
+def fitted_step(step: Step, problem: Problem, device: Device, store: Store) -> FittedStep:
+    """Fit a step to a problem and a device.
 
     Raises:
         SpaceError: Nothing fits.
         UsageError: No family computes the problem in the step's math on the device.
     """
+    if step.name not in (WINNER, TENSOR_CORES):
+        return _fitted(*step_config(step.name), problem, device)
+    choices = Choices(problem, device, store, spaces=[Space.load(step.family)] if step.family else None)
+    choice = next(choices.exact(), None)
+    if choice is not None:
+        record = choice.record if choice.record and choice.record.config == choice.config else None
+        return FittedStep(choice.space, choice.config, "" if step.family else choice.space.family, record)
+    because = f"stands in: {choices.missing()}, run 'autotune tune {problem.cli_flags()}'"
     if step.name == TENSOR_CORES:
-        choice = next(Choices(problem, device, store).all())
-        command = f"no record yet, run 'autotune tune {problem.cli_flags()}'"
-        note = "" if choice.served == "exact" else f"{choice.place} stands in: {command}"
-        return choice.space, choice.config, f"{choice.space.family}{note and '; '}{note}"
-    if step.name == WINNER:
-        space = Space.load(step.family)
-        stored, note = _stored(space, problem, device, store)
-        if stored is not None:
-            return space, stored, note
-        wanted = next(iter(space.presets.values()))
-    else:
-        (space, wanted), note = step_config(step.name), ""
-    config = space.fitted(wanted, problem, device)
-    adapted = adaptation(wanted, config)
-    return space, config, "; ".join(filter(None, (note, adapted)))
+        choice = next(choices.all())
+        note = f"{choice.space.family}; {choice.place} {because}"
+        return FittedStep(choice.space, choice.config, note)
+    (space,) = choices.spaces
+    name, preset = next(iter(space.presets.items()))
+    return _fitted(space, preset, problem, device, f"the preset {name} {because}")
 
 
-def _stored(space: Space, problem: Problem, device: Device, store: Store) -> tuple[Config | None, str]:
-    """Return the config of the record that serves, else None; and a note, such as which preset stands in."""
-    instead = f"the preset {next(iter(space.presets))} stands in: "
-    try:
-        record = store.find(device, space.family, problem)
-        if record is None:
-            return None, f"{instead}no record yet, run 'autotune tune {problem.cli_flags()}'"
-        config = space.config(record.config)
-        why = records.serves(record, device, problem, render(space, config, problem, device))
-    except (RecordError, ConfigError) as error:
-        return None, f"{instead}{error}"
-    return (config, "") if why is None else (None, f"{instead}{why}")
+def _fitted(space: Space, config: Config, problem: Problem, device: Device, note: str = "") -> FittedStep:
+    fitted = space.fitted(config, problem, device)
+    return FittedStep(space, fitted, "; ".join(filter(None, (note, adaptation(config, fitted)))))
