@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import REJECTION_KINDS, Rejected, UsageError
+from autotune.records.archive import write_archive
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import TrialHeader, TrialLog
 from autotune.sweep import FORMS, About, Point, Sweep, form_of, read_sweep, write_sweep
@@ -649,3 +650,16 @@ def test_the_configs_of_a_log_have_the_same_parameters(tmp_path: Path) -> None:
         log.append({"config": {"BM": 1, "BN": 2}, "outcome": "measured", "median_ms": 2.0})
     with pytest.raises(UsageError, match="config of trial 2 has parameters that the first one has not"):
         read_sweep(path)
+
+
+def test_a_log_is_never_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    with TrialLog(path, HEADER) as log:
+        log.append({"config": {"BM": 1}, "outcome": "measured", "median_ms": 1.0})
+    before = path.read_bytes()
+    for form in FORMS:
+        with pytest.raises(UsageError, match="is a log, which may hold trials of a search"):
+            write_sweep(read_sweep(path), path, form)
+    with pytest.raises(UsageError, match="is no archive of records"):
+        write_archive([], path)
+    assert path.read_bytes() == before

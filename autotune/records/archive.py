@@ -125,6 +125,8 @@ def _estimated(record: Record) -> bool:
 
 def _kind(path: Path) -> str:
     for kind in KINDS:
-        if path.name.endswith(kind):
+        if path.name.endswith(kind) and not path.name.endswith(
+            ".trials.jsonl"
+        ):  # a log, not to be overwritten
             return kind
     raise UsageError(f"{path.name!r} is no archive of records: give a name that ends in {', '.join(KINDS)}")

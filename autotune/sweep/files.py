@@ -67,8 +67,10 @@ def write_sweep(sweep: Sweep, path: Path, form: str) -> None:
     """Write a sweep in one of `FORMS`, compressed where the path ends in .gz.
 
     Raises:
-        UsageError: The form cannot hold it, or the file cannot be written.
+        UsageError: The form cannot hold it, or the file cannot be written, or is the log of other trials.
     """
+    if path.name.endswith(LOG) and path.exists():
+        raise UsageError(f"{path} is a log, which may hold trials of a search: give a name that is not taken")
     try:
         content = FORMS[form](sweep, path).encode()
     except UnicodeEncodeError as error:
