@@ -513,9 +513,8 @@ def test_a_drawing_that_cannot_be_written_is_told_first(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("nothing",), 2, "preset 'nothing' is unknown: sgemm has long_block"),
+        (("nothing",), 2, "'nothing' is no preset, config file or 'record': sgemm has long_block"),
         (("nothing",), 2, "steps of the ladder are naive, "),
-        (("nothing",), 2, "'record' and config files (.json) are taken too"),
         (("a", "b", "c"), 2, "one or two kernels, not 3"),
         (("record",), 1, "no record of 256 x 256 x 128 nn on NVIDIA H200: run 'autotune tune"),
         (('{"BM": 64}',), 2, "the config misses TM"),

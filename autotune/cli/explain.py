@@ -18,8 +18,9 @@ from autotune.cli.options import (
     spaces_of,
     svg_option,
     target_options,
+    tune_command,
 )
-from autotune.errors import RecordMissing, UsageError
+from autotune.errors import UsageError
 from autotune.paths import write_file
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def command(
         raise UsageError(f"explain takes one or two kernels, not {len(what)}")
     device, note = device_of(ordinal, target)
     spaces = spaces_of(space_name, problem, device)
-    accounts = [_account(name, spaces, problem, device, store) for name in what or ("record",)]
+    accounts = [_account(name, space_name, spaces, problem, device, store) for name in what or ("record",)]
     if svg is not None:
         from autotune.report.roofline import draw_accounts
 
@@ -78,30 +79,31 @@ def command(
         click.echo(note, err=True)
 
 
-def _account(name: str, spaces: Sequence[Space], problem: Problem, device: Device, store: Store) -> Account:
-    from autotune.cli.emit import parsed_config, preset_named, space_of, with_config
+def _account(
+    name: str,
+    space_name: str | None,
+    spaces: Sequence[Space],
+    problem: Problem,
+    device: Device,
+    store: Store,
+) -> Account:
+    from autotune.cli.configs import fitted, parsed_config, preset_named, stored_among, with_config
     from autotune.report.explain import explain
 
-    presets = ", ".join(preset for space in spaces for preset in space.presets)
     if name == "record":
-        families = [space.family for space in spaces]
-        found = store.best(device, families, problem) or store.best(device, families, problem, estimated=True)
-        if found is None:
-            raise RecordMissing(
-                f"no record of {problem} on {device.name}: run 'autotune tune {problem.cli_flags()}', "
-                f"or name a preset: {presets}"
-            )
-        space = space_of(spaces, found)
+        presets = ", ".join(preset for space in spaces for preset in space.presets)
+        space, found = stored_among(
+            *(spaces, problem, device, store),
+            command=tune_command(problem, space_name),
+            instead=f"name a preset: {presets}",
+        )
         config = space.config(found.config)
         name = "estimated record" if found.evidence == "estimated" else name
     elif name.endswith(".json") or name.lstrip().startswith("{"):
         space, config = with_config(spaces, parsed_config(name))
     else:
-        try:
-            space, values = preset_named(spaces, name)
-        except UsageError as error:
-            raise UsageError(f"{error}; 'record' and config files (.json) are taken too") from None
-        config = space.fitted(space.config(values), problem, device)
+        space, preset = preset_named(spaces, name, f"{name!r:.80} is no preset, config file or 'record'")
+        config, _ = fitted(space, preset, problem, device, f"preset {name}")
     stored = store.find(device, space.family, problem)
     same = stored is not None and dict(stored.config) == dict(config)
     return explain(space, config, problem, device, title=name, record=stored if same else None)

@@ -75,15 +75,25 @@ def spaces_of(space_name: str | None, problem: Problem, device: Device) -> list[
     """Load the space that was named, else all that serve the problem.
 
     Raises:
-        SpaceError: It cannot be loaded.
+        SpaceError: It cannot be loaded, or computes another math.
         UsageError: None serves the problem.
     """
     from autotune.space.space import Space, families
 
     found = families(problem, device) if space_name is None else [Space.load(space_name)]
+    for space in found:
+        space.require_math(problem)
     if not found:
         raise UsageError(f"no kernel family computes {problem} on {device.name}: name one by --space")
     return found
+
+
+def tune_command(problem: Problem, space_name: str | None = None, more: str = "") -> str:
+    """Return the command that tunes a problem, with what --space said and further flags."""
+    from autotune.space.space import quoted
+
+    space = "" if space_name is None else f" --space {quoted(space_name)}"
+    return f"autotune tune {problem.cli_flags()}{space}{more}"
 
 
 def json_option(command: F) -> F:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, json_option, target_options
+from autotune.cli.options import cache_option, json_option, target_options, tune_command
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.tables import make_console, make_table
 from autotune.cli.watchers import counts, watcher
@@ -286,7 +286,7 @@ def summary(record: Record, space: str | None = None) -> str:
         found.append(f"  seconds   {', '.join(stages)}")
     if timing is None or record.gflops is None:
         head = f"{record.problem} for {record.device.name}: estimated, compiled and simulated"
-        command = f"autotune tune {record.problem.cli_flags()}{f' --space {space}' if space else ''}"
+        command = tune_command(record.problem, space)
         last = f"  missing   nothing was measured: run '{command}' on a machine with this GPU"
         return "\n".join([head, *config, *found, last])
     compared = "; cuBLAS is not installed, so not compared"

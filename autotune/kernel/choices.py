@@ -8,7 +8,6 @@ count. The user's own records come before those of the package. It takes neither
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
 from autotune.families.estimate import estimate_columns
-from autotune.paths import data_dir
 from autotune.records import Record, Store
 from autotune.space.space import Config, Space, families
 from autotune.values.device import Device
@@ -85,6 +83,8 @@ class Choices:
         self.problem = problem
         self.device = device
         self.spaces = families(problem, device) if spaces is None else list(spaces)
+        for space in self.spaces:
+            space.require_math(problem)
         self._store = store
         self._asked = spaces
         self._winners, self._refused = self._looked_up()
@@ -116,9 +116,7 @@ class Choices:
     def command(self) -> str:
         """The command that searches for what is missing."""
         only = self._asked[0] if self._asked and len(self._asked) == 1 else None
-        built_in = only is not None and only.path.parent == data_dir("search_spaces")
-        space = "" if only is None else f" --space {only.family if built_in else shlex.quote(str(only.path))}"
-        return f"autotune tune {self.problem.cli_flags()}{space}"
+        return f"autotune tune {self.problem.cli_flags()}{'' if only is None else f' {only.flag}'}"
 
     def all(self) -> Iterator[Choice]:
         """Yield every choice, the most trusted first, no config twice.

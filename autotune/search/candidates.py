@@ -61,8 +61,7 @@ class Candidates:
         found: list[Family] = []
         count = 0
         for space in spaces:
-            if space.math not in (None, problem.math):  # its record would say what it is not
-                raise SpaceError(f"{space.family} computes {space.math}: give --math {space.math}")
+            space.require_math(problem)  # its record would say what it is not
             try:
                 legal = space.enumerate(problem, device)
             except SpaceError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from autotune.paths import data_dir
 from autotune.space.file import Heading, read_heading, read_space_file
 from autotune.space.statements import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice
 from autotune.values.device import Device
-from autotune.values.problem import Problem
+from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
 
@@ -115,6 +116,18 @@ class Legal:
                 away = np.abs(self.ordinals[:, i] - self.choices[name].index(config[name]))
                 steps += (away > 0) + 0.5 * away / max(1, len(self.choices[name]) - 1)
         return steps
+
+
+class NothingLegal(SpaceError):
+    """No config of a space is legal.
+
+    Attributes:
+        rule: What removed the last of them.
+    """
+
+    def __init__(self, rule: Rule, message: str) -> None:
+        self.rule = rule
+        super().__init__(message)
 
 
 class Space:
@@ -251,9 +264,11 @@ class Space:
                     columns = _Columns(self._file, facts, ordinals)
                     count = left
                 if not count:
-                    raise SpaceError(
+                    remedy = "widen [parameters]" if self._chosen(rule) else "name another family"
+                    raise NothingLegal(
+                        rule,
                         f"{self.path.name}: no config is legal for {problem} on {device.name}; the last were "
-                        f"removed by {rule.name}, {rule.expression.text} ({rule.reason}): widen [parameters]"
+                        f"removed by {rule.name}, {rule.expression.text} ({rule.reason}): {remedy}",
                     )
         return Legal(
             names=tuple(self.parameters),
@@ -313,7 +328,16 @@ class Space:
         free = {*self.adapts} - {*keep}
         choices = {name: self._file.known[name] if name in free else (config[name],) for name in config}
         constraints = tuple(rule for rule in self.rules if not rule.narrows)
-        legal = Space(replace(self._file, parameters=choices, rules=constraints)).enumerate(problem, device)
+        variants = Space(replace(self._file, parameters=choices, rules=constraints))
+        try:
+            legal = variants.enumerate(problem, device)
+        except NothingLegal as none:
+            rule = none.rule
+            raise NothingLegal(
+                rule,
+                f"{self.family}: no variant of {config.id} is legal for {problem} on {device.name}: "
+                f"{rule.name} needs {rule.expression.text} ({rule.reason})",
+            ) from None
         nearest = legal.nearest(config)
         assert nearest is not None, "an empty list is an error"
         return legal.config(nearest)
@@ -354,9 +378,25 @@ class Space:
         return grid, block, shared, 0 if needed is None else int(needed(numbers))
 
     @property
-    def math(self) -> str | None:
-        """What a family that searches look at computes; None of one that they do not look at unless told."""
-        return self._file.serves
+    def math(self) -> Math:
+        """The arithmetic of its kernels: "ffma" where the file states none."""
+        stated = self._heading.serves
+        return MATHS[0] if stated is None else cast(Math, stated)
+
+    @property
+    def flag(self) -> str:
+        """The option that names this space on the command line, quoted where a shell needs it."""
+        if self.path.parent == data_dir("search_spaces"):
+            return f"--space {self.family}"
+        return f"--space {quoted(str(self.path))}"
+
+    def require_math(self, problem: Problem) -> None:
+        """Raise `SpaceError` if a problem asks for another arithmetic than that of the family's kernels."""
+        if self.math != problem.math:
+            flag = "leave out --math" if self.math == MATHS[0] else f"give --math {self.math}"
+            raise SpaceError(
+                f"{self.family} computes {self.math}, not {problem.math}: {flag}, or name another family"
+            )
 
     def serves(self, problem: Problem, device: Device) -> bool:
         """Return whether a search for the problem looks at this family unless told otherwise."""
@@ -389,6 +429,15 @@ class Space:
         for name, expression in self._file.derived.items():
             depth[name] = max((depth[used] for used in expression.names), default=0)
         return depth
+
+    def _chosen(self, rule: Rule) -> bool:
+        """Return whether a rule depends on a parameter, and not on the problem and the device alone."""
+        names, left = set(), [*rule.expression.names]
+        while left:
+            name = left.pop()
+            names.add(name)
+            left += self._file.derived[name].names - names if name in self._file.derived else ()
+        return not names.isdisjoint(self._file.parameters)
 
     def _decided_at(self, rule: Rule) -> int:
         return max((self._depth[name] for name in rule.expression.names), default=0)
@@ -431,6 +480,13 @@ def families(problem: Problem, device: Device) -> list[Space]:
 @cache
 def _built_in(path: Path) -> Space:
     return Space(read_heading(path))
+
+
+def quoted(word: str) -> str:
+    """Quote a word of a command line for a shell, in double quotes, so that it may stand in single ones."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", word):
+        return word
+    return '"' + "".join(f"\\{letter}" if letter in '"\\$`' else letter for letter in word) + '"'
 
 
 def adaptation(wanted: Config, fitted: Config) -> str:
