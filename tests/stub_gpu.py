@@ -215,7 +215,7 @@ def setup_dies(connection, ordinal, problem, seed, cold):
     os._exit(7)
 
 
-def killed_compiler(connection):
+def killed_compiler(connection, idle_s):
     """Die as the kernel ends a process when there is no memory, with the first text."""
     connection.recv()
     os.kill(os.getpid(), signal.SIGKILL)

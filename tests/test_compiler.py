@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from autotune.code import compiler
-from autotune.code.compiler import Binary, CompilePool, compile_text, default_workers
-from autotune.code.nvrtc import _libraries, nvrtc, nvrtc_version
+from autotune.code.compiler import Binary, CompilePool, compile_bounded, compile_text, default_workers
+from autotune.code.nvrtc import _libraries, nvrtc, nvrtc_version, same_build
 from autotune.code.process import Child
 from autotune.errors import MachineFault, Rejected, ToolchainError
 
@@ -403,3 +407,135 @@ def test_pool_without_workers_is_refused() -> None:
 def test_default_workers_leaves_one_cpu() -> None:
     assert 1 <= default_workers() <= min(compiler.MAX_WORKERS, max(1, len(os.sched_getaffinity(0)) - 1))
     assert default_workers() <= default_workers(spare=0) <= default_workers() + 1
+
+
+# -- one compile outside a search ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[compiler._Alone]:
+    made = compiler._Alone()
+    monkeypatch.setattr(compiler, "_alone", made)
+    yield made
+    if made._pool is not None:
+        made._pool.close()
+
+
+def test_a_compile_in_a_child_gives_what_compile_text_gives(alone: compiler._Alone) -> None:
+    assert compile_bounded(SCALE, "scale", "sm_90") == compile_text(SCALE, "scale", "sm_90")
+    broken = SCALE.replace("tile[64]", "tile[sixty]")
+    assert compile_bounded(broken, "scale", "sm_90") == compile_text(broken, "scale", "sm_90")
+    with pytest.raises(ToolchainError, match="cannot compile for sm_35"):
+        compile_bounded(SCALE, "scale", "sm_35")
+    assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+
+
+# Each level doubles the text: 2^40 additions, which no compiler finishes.
+BOMB = "#define A0(x) x + x\n" + "".join(
+    f"#define A{n}(x) A{n - 1}(x) + A{n - 1}(x)\n" for n in range(1, 40)
+) + 'extern "C" __global__ void bomb(float* y) { y[0] = A39(y[1]); }'  # fmt: skip
+
+
+def test_a_macro_bomb_does_not_hold_the_compiler_for_ever(
+    alone: compiler._Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "ALONE_TIMEOUT_S", 1.5)
+    began = time.monotonic()
+    outcome = compile_bounded(BOMB, "bomb", "sm_90")
+    assert time.monotonic() - began < 60
+    assert outcome == Rejected("compile_timeout", "no binary after 1.5 s of compiling")
+    monkeypatch.setattr(compiler, "ALONE_TIMEOUT_S", 60.0)
+    assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+
+
+def test_an_interrupted_compile_is_not_waited_for(
+    alone: compiler._Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CompilePool, "collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            compile_bounded(ENDLESS, "endless", "sm_90")
+    assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+
+
+def test_a_compiler_that_left_because_it_was_idle_is_started_again(
+    alone: compiler._Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "IDLE_S", 0.1)
+    for _ in range(3):
+        assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+        time.sleep(0.11)
+
+
+def test_where_no_child_can_be_started_this_process_compiles(
+    alone: compiler._Alone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: "")
+    monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_exec_prefix", str(tmp_path))
+    assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+
+
+def test_a_killed_compiler_is_an_error_in_one_line(
+    alone: compiler._Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_SERVICE", "stub_gpu:killed_compiler")
+    with pytest.raises(ToolchainError, match=r"^kernel scale cannot be compiled now: .* killed by SIGKILL$"):
+        compile_bounded(SCALE, "scale", "sm_90")
+
+
+def test_a_forked_process_compiles_though_a_thread_was_compiling(alone: compiler._Alone) -> None:
+    compile_bounded(SCALE, "scale", "sm_90")
+    busy = threading.Thread(target=compile_bounded, args=(SCALE.replace("2.0f", "5.0f"), "scale", "sm_90"))
+    with alone:
+        busy.start()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                threading.Thread(target=lambda: None).start()
+                status = 0 if isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary) else 2
+            finally:
+                os._exit(status)
+    busy.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- the full version ----------------------------------------------------------------------------------------
+
+
+def test_the_full_build_identifies_nvrtc() -> None:
+    short = "{}.{}".format(*nvrtc().version)
+    assert re.fullmatch(rf"{re.escape(short)}\.\d+", nvrtc_version())
+    assert compiled(SCALE, "scale").nvrtc == nvrtc_version()
+    if "site-packages/nvidia" in nvrtc().path:
+        wheels = [f"nvidia-cuda-nvrtc{suffix}" for suffix in ("", "-cu12")]
+        found = [dist.version for dist in distributions() if dist.metadata["Name"] in wheels]
+        assert nvrtc_version() in found
+
+
+def test_a_header_that_says_no_build_leaves_major_and_minor() -> None:
+    library = nvrtc()
+    short = "{}.{}".format(*library.version)
+    assert library.build_of("// Cuda compilation tools, release 1.0, V1.0.3\n") == short
+    assert library.build_of(f"//\n// Cuda compilation tools, release {short}, V{short}.48\n") == f"{short}.48"
+    assert library.build_of("") == short
+
+
+@pytest.mark.parametrize(
+    ("stated", "build", "same"),
+    [
+        ("13.0", "13.0.48", True),
+        ("13.0", "13.0.88", True),
+        ("13.0.88", "13.0.88", True),
+        ("13.0.48", "13.0.88", False),
+        ("13.0.8", "13.0.88", False),
+        ("13.0", "13.01.1", False),
+        ("13", "12.9.1", False),
+    ],
+)
+def test_an_older_record_agrees_with_every_build_of_its_version(stated: str, build: str, same: bool) -> None:
+    assert same_build(stated, build) is same

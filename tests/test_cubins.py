@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from autotune.code import cubins
-from autotune.code.compiler import Binary, compile_text
+from autotune.code.compiler import Binary, compile_bounded, compile_text
 from autotune.code.depot import Depot
 from autotune.errors import Rejected
 
@@ -29,9 +29,9 @@ def compiles(monkeypatch):
 
     def counting(*words):
         counted.append(words)
-        return compile_text(*words)
+        return compile_bounded(*words)
 
-    monkeypatch.setattr(cubins, "compile_text", counting)
+    monkeypatch.setattr(cubins, "compile_bounded", counting)
     return counted
 
 
@@ -161,3 +161,16 @@ def test_another_nvrtc_is_noticed(tmp_path, monkeypatch):
     # asked anew: what was kept is of the other file
     assert cubins.installed_version(Depot(tmp_path)) == version
     assert nvrtc.nvrtc.cache_info().currsize == 1
+
+
+def test_machine_code_of_another_build_is_not_taken_for_this_one(binary, compiles, tmp_path, monkeypatch):
+    """Two builds of one minor version: what one compiled is not what the other would have."""
+    depot = Depot(tmp_path)
+    before = Binary(**{**vars(binary), "cubin": b"of 13.0.48", "nvrtc": "13.0.48"})
+    cubins.put(TEXT, before, ARCH, depot=depot)
+    monkeypatch.setattr(cubins, "installed_version", lambda depot: "13.0.88")
+    assert cubins.load(TEXT, "twice", ARCH, depot=depot) is None
+    assert cubins.load(TEXT, "twice", ARCH, nvrtc="13.0.88", depot=depot) is None
+    assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="13.0.88", depot=depot) != before
+    assert len(compiles) == 1
+    assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="13.0.48", depot=depot) == before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.code.process import AwakeClock, Child, ChildDied
+from autotune.code.process import AwakeClock, Child, ChildDied, NoInterpreterError, interpreter
 
 SERVICES = """
 import os, signal, sys
@@ -24,6 +24,10 @@ class Unreadable:
 def echo(connection, *args):
     for message in requests(connection):
         connection.send((message, args))
+
+def idle(connection):
+    for message in requests(connection, 0.2):
+        connection.send(message)
 
 def facts(connection):
     print("on stdout")
@@ -277,3 +281,41 @@ def test_a_gap_between_two_looks_counts_as_one_second():
     clock = AwakeClock(lambda: next(seconds))
     assert [clock.now() for _ in range(3)] == pytest.approx([0.2, 1.2, 1.3])
     assert clock.left(deadline=9.0) == AwakeClock.LONGEST_LOOK / 2
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "012"])
+def test_children_start_where_standard_streams_are_closed(closed):
+    script = (
+        f"import os, sys; [os.close(int(n)) for n in {closed!r}]; sys.path[:] = eval(sys.argv[1])\n"
+        "from autotune.code.process import Child\n"
+        "with Child('services:echo') as child:\n"
+        "    child.send(1); answer = child.receive()\n"
+        "os._exit(7 if answer == (1, ()) else 8)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, repr(sys.path)], capture_output=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_program_that_embeds_python_is_not_started_in_its_place(monkeypatch):
+    for executable in ("", None, "/bin/true"):
+        monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda stated=executable: stated)
+        assert interpreter() != executable
+        with Child("services:echo") as child:
+            child.send(1)
+            assert child.receive() == (1, ())
+
+
+def test_without_any_interpreter_the_error_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr("multiprocessing.spawn.get_executable", lambda: "")
+    monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_exec_prefix", str(tmp_path))
+    with pytest.raises(NoInterpreterError, match=r"Call multiprocessing\.set_executable") as caught:
+        Child("services:echo")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_idle_service_ends_by_itself():
+    with Child("services:idle") as child:
+        child.send(1)
+        assert child.receive() == 1
+        assert gone(child.pid)

@@ -606,6 +606,10 @@ def test_differences() -> None:
     assert records.differences(record, nvrtc=None, driver=None) == []
     assert records.differences(estimated(), nvrtc="13.5", driver="580.65.06") == []
     assert records.differences(record, nvrtc="13.0", driver=same["driver"]) == ["NVRTC 13.5 then, 13.0 now"]
+    assert records.differences(record, nvrtc="13.5.37", driver=same["driver"]) == []
+    built = dataclasses.replace(record, toolchain=dataclasses.replace(record.toolchain, nvrtc="13.5.37"))
+    assert records.differences(built, nvrtc="13.5.37", driver=same["driver"]) == []
+    assert records.differences(built, nvrtc="13.5.40", driver=None) == ["NVRTC 13.5.37 then, 13.5.40 now"]
     assert len(records.differences(record, nvrtc="1", driver="2")) == 2
 
 

@@ -105,7 +105,7 @@ def test_the_log_of_another_nvrtc_is_not_continued(bench, monkeypatch):
     bench.tune(budget="6")
     monkeypatch.setattr("autotune.tuning.resume.nvrtc_version", lambda: "12.9")
     with pytest.raises(
-        UsageError, match=r"is of NVRTC \d+\.\d, not 12\.9; without --resume it is kept as plain"
+        UsageError, match=r"is of NVRTC \d+\.\d+\.\d+, not 12\.9; without --resume it is kept as plain"
     ):
         bench.tune(budget="6", resume=True)
     assert bench.tune(budget="6").search.resumed == 0

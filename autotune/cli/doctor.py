@@ -63,7 +63,7 @@ def _nvrtc() -> Finding:
         made = compile_text('extern "C" __global__ void probe() {}', "probe", arch)
     except AutotuneError as error:
         return Finding("NVRTC", False, "not usable", str(error))
-    version = ".".join(map(str, library.version))
+    version = library.build
     if isinstance(made, Rejected):
         return Finding(
             "NVRTC",

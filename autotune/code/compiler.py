@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Hashable
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from autotune.code.nvrtc import nvrtc as nvrtc
 from autotune.code.nvrtc import nvrtc_version as nvrtc_version
-from autotune.code.process import AwakeClock, Child, ChildDied, requests
+from autotune.code.process import AwakeClock, Child, ChildDied, NoInterpreterError, requests
 from autotune.errors import MachineFault, Rejected, ToolchainError
 
 OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
@@ -23,6 +24,8 @@ _NO_CACHE = "--no-cache"  # a hit in NVRTC's own cache, in use where there is a 
 _CACHE_SINCE = (12, 9)
 _SERVICE = "autotune.code.compiler:serve"
 MAX_WORKERS = 32  # each holds about 110 MB
+ALONE_TIMEOUT_S = 120.0  # of one compile outside a search: the slowest kernels of ours take some seconds
+IDLE_S = 20.0  # after which the compiler of such compiles ends
 NICENESS = 5  # compilers yield to the GPU's process and to the one that proposes
 OWN_SHARE = 0.8  # of its limit: a compile that had less CPU time is slow because of the machine
 MAX_EXTENSIONS = 9  # of the limit of such a compile
@@ -52,7 +55,7 @@ class Binary:
         stack_bytes: Stack frame of one thread.
         shared_bytes: Static shared memory of one block.
         log: What the compiler said, without its timings.
-        nvrtc: Version that compiled it, such as "13.5".
+        nvrtc: Full version that compiled it, such as "13.0.88".
         options: Everything NVRTC was told.
         seconds: Compile time, wall clock; not part of equality.
     """
@@ -122,7 +125,28 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
         raise ToolchainError(
             f'the text has no kernel {entry} (it has {others}): declare it extern "C" __global__'
         )
-    return Binary(cubin, ptx, target, entry, *resources, log, nvrtc_version(), given, seconds)
+    return Binary(cubin, ptx, target, entry, *resources, log, library.build_of(ptx), given, seconds)
+
+
+def compile_bounded(
+    text: str, entry: str, arch: str, options: tuple[str, ...] = (), *, timeout_s: float | None = None
+) -> Binary | Rejected:
+    """Compile as `compile_text` does, in a child that is ended after a time, `ALONE_TIMEOUT_S` if not given.
+
+    A text can keep a compiler busy for ever, and a thread cannot be stopped. Where no child can be started,
+    as in a program that embeds Python, this process compiles.
+
+    Raises:
+        ToolchainError: As for `compile_text`; or the machine failed twice, such as by killing the compiler.
+    """
+    with _alone:
+        try:
+            outcome = _alone.compile(timeout_s or ALONE_TIMEOUT_S, text, entry, arch, options)
+        except NoInterpreterError:
+            return compile_text(text, entry, arch, options)
+    if isinstance(outcome, MachineFault):
+        raise ToolchainError(f"kernel {entry} cannot be compiled now: {outcome.why}")
+    return outcome
 
 
 def _resources(log: str, entry: str) -> tuple[int, int, int, int] | None:
@@ -159,15 +183,20 @@ def _first_error(log: str) -> str:
     return f"{errors[0]} ({len(errors)} errors)"
 
 
-def serve(connection: Connection) -> None:
-    """Answer, in a child, each (text, entry, arch, options) with its outcome, or with a ToolchainError."""
+def serve(connection: Connection, idle_s: float | None = None) -> None:
+    """Answer, in a child, each (text, entry, arch, options) with its outcome, or with a ToolchainError.
+
+    Args:
+        connection: To the parent.
+        idle_s: End when no request comes for so long; None: when the parent closes its end.
+    """
     with contextlib.suppress(OSError):  # without memory, better no compiler than no process that keeps trials
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     with contextlib.suppress(ToolchainError):  # told to the first request
         nvrtc()
-    for job in requests(connection):
+    for job in requests(connection, idle_s):
         try:
             connection.send(compile_text(*job))
         except CompilerStarvedError as error:
@@ -203,13 +232,15 @@ class CompilePool:
         workers: Processes at most.
         timeout_s: Limit of one compile, seconds from handing it to a child, whose start is included. Pauses
             do not count, and a child that has little CPU time gets a multiple of it.
+        idle_s: Seconds without work after which a child ends; when None, none does.
     """
 
-    def __init__(self, workers: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, workers: int, timeout_s: float = 60.0, *, idle_s: float | None = None) -> None:
         if workers < 1:
             raise ValueError(f"a compile pool needs at least 1 worker, not {workers}")
         self.workers = workers
         self.timeout_s = timeout_s
+        self._idle_s = idle_s
         self._workers: list[_Worker] = []
         self._queue: deque[_Job] = deque()
         self._finished: list[tuple[Hashable, Binary | Rejected | MachineFault]] = []
@@ -219,7 +250,7 @@ class CompilePool:
     def warm(self) -> None:
         """Start every process now; they load NVRTC while the caller goes on."""
         while len(self._workers) < self.workers:
-            self._workers.append(_Worker(Child(_SERVICE)))
+            self._workers.append(_Worker(Child(_SERVICE, self._idle_s)))
 
     def submit(self, key: Hashable, text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> None:
         """Compile as `compile_text` does; `collect` returns the outcome beside ``key``, which stays here."""
@@ -308,7 +339,8 @@ class CompilePool:
                 except ChildDied as death:
                     self._workers.remove(worker)
                     why = f"the compiler process died: {death.summary}"
-                    outcome = MachineFault(why) if death.outside else Rejected("compile", why)
+                    left = death.outside or death.how == "exit code 0"  # it had been idle for too long
+                    outcome = MachineFault(why) if left else Rejected("compile", why)
             elif now >= worker.deadline:
                 outcome = self._overdue(worker)
             if outcome is None:
@@ -346,7 +378,7 @@ class CompilePool:
             if idle is None:
                 if len(self._workers) >= self.workers:
                     return
-                idle = _Worker(Child(_SERVICE))
+                idle = _Worker(Child(_SERVICE, self._idle_s))
                 self._workers.append(idle)
             try:
                 idle.child.send(self._queue[0].request)
@@ -355,6 +387,43 @@ class CompilePool:
                 continue
             idle.job, idle.deadline = self._queue.popleft(), self._clock.now() + self.timeout_s
             idle.extensions, idle.cpu_before = 0, idle.child.cpu_seconds() or 0.0
+
+
+class _Alone:
+    """The compiler of `compile_bounded`: one child, for one compile at a time, of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._pool: CompilePool | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Leave the child, and a lock that another thread may have held, to the process that forked."""
+        self._lock, self._pool = threading.RLock(), None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def compile(
+        self, timeout_s: float, text: str, entry: str, arch: str, options: tuple[str, ...]
+    ) -> Binary | Rejected | MachineFault:
+        self._pool = pool = self._pool or CompilePool(1, idle_s=IDLE_S)
+        pool.timeout_s = timeout_s
+        try:
+            pool.submit(entry, text, entry, arch, options)
+            while not (ended := pool.collect(1.0)):
+                pass
+        except BaseException:  # an interrupt too: the next compile must not wait for this one
+            pool.close()
+            self._pool = None
+            raise
+        return ended[0][1]
+
+
+_alone = _Alone()
 
 
 def default_workers(spare: int = 1) -> int:

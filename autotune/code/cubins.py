@@ -1,8 +1,8 @@
 """Machine code on disk: each text is compiled once, and found again by every process.
 
 The key of a binary is the SHA-256 of the text without comments, the entry, the architecture, the options and
-the version of NVRTC. Two compiles of one text need not give the same machine code, so a record's kernel is
-looked for under the NVRTC that it was measured with, and only compiled anew where nothing is found.
+the full version of NVRTC. Two compiles of one text need not give the same machine code, so a record's kernel
+is looked for under the NVRTC that it was measured with, and only compiled anew where nothing is found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import threading
 
 from autotune.code import nvrtc as library
-from autotune.code.compiler import OPTIONS, Binary, compile_text
+from autotune.code.compiler import OPTIONS, Binary, compile_bounded
 from autotune.code.depot import Depot
 from autotune.code.render import code_of
 from autotune.errors import Rejected
@@ -41,8 +41,8 @@ def load(
         text: CUDA C++.
         entry: Name of the kernel.
         arch: Architecture asked for, such as "sm_90".
-        nvrtc: Version that compiled it, such as "13.5"; the one of this machine when not given.
-        options: As for `compile_text`.
+        nvrtc: Version that compiled it, such as "13.0.88"; the one of this machine when not given.
+        options: As for `compile_bounded`.
         depot: Where it is kept.
 
     Raises:
@@ -58,9 +58,9 @@ def put(text: str, binary: Binary, arch: str, *, depot: Depot, options: tuple[st
 
     Args:
         text: What it was compiled from.
-        binary: As `compile_text` returned it.
+        binary: As `compile_bounded` returned it.
         arch: Architecture that was asked for.
-        options: That were passed to `compile_text`.
+        options: That were passed to `compile_bounded`.
         depot: Where it is kept.
     """
     key = _key(text, binary.entry, arch, binary.nvrtc, options)
@@ -76,18 +76,18 @@ def load_or_compile(
     nvrtc: str | None = None,
     options: tuple[str, ...] = (),
 ) -> Binary | Rejected:
-    """Find a binary on disk, else compile it and keep it.
+    """Find a binary on disk, else compile it, within a limit of time, and keep it.
 
     Args:
         text: CUDA C++.
         entry: Name of the kernel.
         arch: Architecture to compile for, such as "sm_90".
         nvrtc: Version whose binary goes first if there is one: that of a record. Then this machine's.
-        options: As for `compile_text`.
+        options: As for `compile_bounded`.
         depot: Where it is kept.
 
     Raises:
-        ToolchainError: NVRTC is needed and missing, or refuses the architecture.
+        ToolchainError: NVRTC is needed and missing, or refuses the architecture; or the compiler is killed.
     """
     if nvrtc is not None:
         found = load(text, entry, arch, nvrtc=nvrtc, options=options, depot=depot)
@@ -100,14 +100,14 @@ def load_or_compile(
         found = load(text, entry, arch, options=options, depot=depot)  # another thread may have been first
         if found is not None:
             return found
-        binary = compile_text(text, entry, arch, options)
+        binary = compile_bounded(text, entry, arch, options)
         if isinstance(binary, Binary):
             put(text, binary, arch, options=options, depot=depot)
         return binary
 
 
 def installed_version(depot: Depot) -> str:
-    """Return the version of this machine's NVRTC, without loading it where it was loaded before.
+    """Return the full version of this machine's NVRTC, without loading it where it was loaded before.
 
     Raises:
         ToolchainError: There is none.
@@ -117,7 +117,7 @@ def installed_version(depot: Depot) -> str:
     identity = library.nvrtc_identity()
     if identity is None:
         return library.nvrtc_version()
-    key = "nvrtc." + hashlib.sha256(identity.encode()).hexdigest()
+    key = "nvrtc-build." + hashlib.sha256(identity.encode()).hexdigest()
     known = depot.get(key)
     if known is not None:
         return known.decode()

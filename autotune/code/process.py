@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib
 import os
@@ -25,7 +26,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, ToolchainError
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,10 @@ sys.path[:] = connection.recv()
 from autotune.code.process import _run
 _run(connection, parent=int(sys.argv[2]))
 """
+
+
+class NoInterpreterError(ToolchainError):
+    """No Python interpreter is known that could run a child process."""
 
 
 class ChildDied(AutotuneError):
@@ -87,16 +92,20 @@ class Child:
     Attributes:
         connection: The parent's end of the pipe, for `multiprocessing.connection.wait`.
         pid: Process id.
+
+    Raises:
+        NoInterpreterError: This process is an embedded interpreter, and no other is found.
     """
 
     def __init__(self, service: str, *args: object, env: Mapping[str, str | None] | None = None) -> None:
         self._service = service
+        python = interpreter()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
-        self.connection, theirs = Pipe()
+        self.connection, theirs = map(_above_the_standard_streams, Pipe())
         variables = {**os.environ, **(env or {})}
         with theirs:
             self._process = _popen(
-                [sys.executable, "-P", "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid())],
+                [python, "-P", "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
@@ -228,10 +237,10 @@ class AwakeClock:
         return self._monotonic() + deadline - self.now()
 
 
-def requests(connection: Connection) -> Iterator[Any]:
-    """Yield, in the child, each message of the parent until it closes the pipe."""
+def requests(connection: Connection, idle_s: float | None = None) -> Iterator[Any]:
+    """Yield, in the child, each message of the parent until it closes the pipe, or sends none for so long."""
     with contextlib.suppress(EOFError, ConnectionResetError):
-        while True:
+        while connection.poll(idle_s):
             yield connection.recv()
 
 
@@ -256,6 +265,44 @@ def _ending(returncode: int | None) -> str:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"killed by signal {-returncode}"
+
+
+def interpreter() -> str:
+    """Find the Python that runs child processes.
+
+    That is `sys.executable`, or what ``multiprocessing.set_executable`` was told. In a program that embeds
+    Python that is empty, or the program itself, which must not be started again: then it is the interpreter
+    of the same version where the libraries are.
+
+    Raises:
+        NoInterpreterError: There is none.
+    """
+    from multiprocessing.spawn import get_executable
+
+    stated = os.fsdecode(get_executable() or "")
+    version = "python{}.{}".format(*sys.version_info[:2])
+    if _runs(stated) and "py" in os.path.basename(stated).lower():
+        return stated
+    for prefix in dict.fromkeys((sys.exec_prefix, sys.base_exec_prefix)):
+        for name in (version, "python3"):
+            if _runs(path := os.path.join(prefix, "bin", name)):
+                return path
+    raise NoInterpreterError(
+        f"no Python is known that could run child processes: sys.executable is {sys.executable!r} and "
+        f"{sys.exec_prefix}/bin has no {version}. Call multiprocessing.set_executable with the path of one"
+    )
+
+
+def _runs(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def _above_the_standard_streams(end: Connection) -> Connection:
+    """Return a connection whose number is none of 0 to 2, which it gets where standard streams are closed."""
+    if end.fileno() > 2:
+        return end
+    with end:
+        return Connection(fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _import_path() -> list[str]:

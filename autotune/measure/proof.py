@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.code.compiler import compile_text
+from autotune.code.compiler import compile_bounded
 from autotune.code.render import Source, render
 from autotune.errors import Rejected, UsageError
 from autotune.measure.verify import draw_scalars, verify_numpy
@@ -126,7 +126,7 @@ def _executed(
     space: Space, config: Config, problem: Problem, device: Device, seed: int
 ) -> Verdict | Rejected:
     source = render(space, config, problem, device)
-    binary = compile_text(source.text, source.entry, device.arch, ("-lineinfo",))
+    binary = compile_bounded(source.text, source.entry, device.arch, ("-lineinfo",))
     if isinstance(binary, Rejected):
         return binary
     random = np.random.default_rng(seed)

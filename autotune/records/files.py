@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.code.nvrtc import same_build
 from autotune.errors import ProblemError, RecordError
 from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
 from autotune.values import jsontext, typed
@@ -169,6 +170,8 @@ def serves(record: Record, device: Device, problem: Problem, source: Source) -> 
 def differences(record: Record, *, nvrtc: str | None, driver: str | None) -> list[str]:
     """List what changed since a record was made without making it stale; None is unknown and not compared.
 
+    An older record that says NVRTC "13.0" agrees with every build of it.
+
     Templates and spaces are not compared: a record serves only where its config renders to the same code.
     """
     return [
@@ -177,7 +180,7 @@ def differences(record: Record, *, nvrtc: str | None, driver: str | None) -> lis
             ("NVRTC", record.toolchain.nvrtc, nvrtc),
             ("driver", record.toolchain.driver, driver),
         )
-        if then is not None and now_ is not None and then != now_
+        if then is not None and now_ is not None and not same_build(then, now_)
     ]
 
 

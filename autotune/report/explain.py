@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune.code import sass
-from autotune.code.compiler import Binary, compile_text
+from autotune.code.compiler import Binary, compile_bounded
 from autotune.code.render import Source, render
 from autotune.errors import ConfigError, Rejected, ToolchainError
 from autotune.families import estimate
@@ -299,7 +299,7 @@ def differing(a: Account, b: Account) -> list[str]:
 
 
 def _compiled(source: Source, device: Device, *options: str) -> Binary:
-    binary = compile_text(source.text, source.entry, device.arch, options)
+    binary = compile_bounded(source.text, source.entry, device.arch, options)
     if isinstance(binary, Rejected):
         raise ConfigError(f"config {source.config.id} does not compile: {binary.why}")
     return binary

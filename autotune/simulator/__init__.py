@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotune.errors import MachineFault, ToolchainError, UsageError
+from autotune.errors import Rejected, UsageError
 from autotune.simulator.arguments import check_launch, launch_extents, place_arguments, whole
 from autotune.simulator.counters import Counters
 from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
@@ -153,17 +153,10 @@ def _seconds(value: Any) -> float:
 @lru_cache(maxsize=32)
 def _compiled(source: str, entry: str, arch: str) -> str:
     """Return the PTX of CUDA text, compiled in a process that is killed if it does not end."""
-    from autotune.code.compiler import Binary, CompilePool
+    from autotune.code.compiler import compile_bounded
 
-    with CompilePool(1, COMPILE_SECONDS) as pool:
-        pool.submit(entry, source, entry, arch, ("-lineinfo",))
-        finished: list[Any] = []
-        while not finished:
-            finished = pool.collect(COMPILE_SECONDS)
-    outcome = finished[0][1]
-    if isinstance(outcome, MachineFault):
-        raise ToolchainError(f"kernel {entry} cannot be compiled here: {outcome.why}")
-    if not isinstance(outcome, Binary):
+    outcome = compile_bounded(source, entry, arch, ("-lineinfo",), timeout_s=COMPILE_SECONDS)
+    if isinstance(outcome, Rejected):
         raise UsageError(f"kernel {entry} does not compile: {outcome.why}")
     return outcome.ptx
 
