@@ -350,7 +350,7 @@ def failing(monkeypatch):
             return Rejected("compile", "kernel.cu(1): error: out of luck")
         return compile_text(text, *rest)
 
-    monkeypatch.setattr("autotune.code.cubins.compile_text", compiling)
+    monkeypatch.setattr("autotune.code.cubins.compile_bounded", compiling)
     return words
 
 
@@ -739,7 +739,7 @@ def test_a_pickled_kernel_is_loaded_again_from_its_source(plain, monkeypatch):
     assert (again.source, again.record, again.device) == (plain.source, plain.record, plain.device)
     close(again(placed(X, 1), Y), X @ Y)
     monkeypatch.setattr(
-        "autotune.code.cubins.compile_text", lambda *words: Rejected("compile", "out of luck")
+        "autotune.code.cubins.compile_bounded", lambda *words: Rejected("compile", "out of luck")
     )
     monkeypatch.setattr("autotune.code.cubins.load", lambda *words, **named: None)
     with pytest.raises(
