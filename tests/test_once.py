@@ -42,12 +42,12 @@ from pathlib import Path
 from autotune.code import cubins
 from autotune.code.depot import Depot
 depot = Depot(Path(os.environ["AUTOTUNE_CACHE_DIR"]))
-compile_text, compiling = cubins.compile_text, threading.Event()
+compile_bounded, compiling = cubins.compile_bounded, threading.Event()
 def slow(*words):
     compiling.set()
     time.sleep(2)
-    return compile_text(*words)
-cubins.compile_text = slow
+    return compile_bounded(*words)
+cubins.compile_bounded = slow
 TEXT = 'extern "C" __global__ void f(float* x) { x[0] = %s; }'
 words = ("f", "sm_90")
 threading.Thread(target=lambda: cubins.load_or_compile(TEXT % 1, *words, depot=depot), daemon=True).start()
