@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -585,3 +586,17 @@ def test_a_kernel_whose_operands_do_not_fit_is_printed_with_a_word(run):
     assert status == 0
     assert out.startswith("// sgemm: ")
     assert err.splitlines()[-1].startswith(TOO_LARGE)
+
+
+def test_progress_without_a_terminal_is_short_lines(run):
+    """A config's name has some 250 letters: it is in the answer, once."""
+    status, out, err = run("tune", *TINY, "--target", "h200", "--budget", "3")
+    assert status == 0, err
+    (config,) = (line.split()[1] for line in out.splitlines() if line.startswith("  config "))
+    assert len(config) > 150
+    assert config not in err
+    assert max(map(len, err.splitlines())) <= 100
+    assert any(
+        re.search(r"^ +[0-9.]+ s  [123] estimated; best [a-z_]+@[0-9a-f]{8}, by estimate$", line)
+        for line in err.splitlines()
+    )

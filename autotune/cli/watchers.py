@@ -1,4 +1,4 @@
-"""Turns the progress of a search into lines, or a live table, on stderr."""
+"""The progress of a search on stderr: a live table on a terminal, else short lines."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ def watcher() -> Board | Log:
 
 
 def counts(outcomes: Mapping[str, int]) -> str:
-    """Say outcomes in words: "120 measured, 2 compile"."""
-    return ", ".join(f"{count} {kind}" for kind, count in outcomes.items())
+    """Return outcomes in words: "120 measured, 2 compile"."""
+    return ", ".join(f"{count} {kind}" for kind, count in outcomes.items() if count)
 
 
 def _best(progress: Progress) -> str:
+    """Describe the best candidate in a few words; its config's name has some 250 letters."""
     best = progress.best
     if best is None:
         return "none yet"
     if best.median_ms is None:
-        return f"{best.config.id}, by estimate"
+        return f"{best.label}, by estimate"
     rate = progress.problem.flops / best.median_ms / 1e9
-    return f"{best.median_ms:.6g} ms, {rate:.2f} TFLOP/s, {best.config.id}"
+    return f"{best.median_ms:.6g} ms, {rate:.2f} TFLOP/s, {best.label}"
 
 
 def _told(tuned: Tuned) -> str:
@@ -62,7 +63,7 @@ class Log:
         return
 
     def watch(self, progress: Progress) -> None:
-        """Write a line if there is something to say."""
+        """Write a line if something is new, or nothing was written for a while."""
         if progress.device is None:
             return
         now = time.monotonic()

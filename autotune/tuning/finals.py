@@ -20,6 +20,7 @@ from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 
 TIMEOUT_S = 30.0
 FINALISTS = 8
+NAMED = 3  # of those that failed, where none passed
 MORE = 4  # times as many follow, where all before failed their full check
 GIVEN_UP = 1.005  # what the choice among finalists that cannot be told apart may cost
 
@@ -99,11 +100,12 @@ def hold(
             trial = Trial.of(built[number].source, built[number].binary, outcome)
             log.append(trial.line() | ({"event": "final"} if isinstance(outcome, MeasuredTrial) else {}))
             if isinstance(outcome, Rejected):
-                failed.append(f"{trial.config.id}: {outcome.kind}, {outcome.why}")
+                failed.append(f"{trial.label}: {outcome.kind}, {outcome.why}")
         order = ranked(finals, built, defended)
         if order:
             return Standing(candidates, finals, built, order, gpu.ready())
-    raise TuningError(f"no finalist passed the full verification: {'; '.join(failed)}")
+    more = f"; and {len(failed) - NAMED} more, see the log" if len(failed) > NAMED else ""
+    raise TuningError(f"no finalist passed the full verification: {'; '.join(failed[:NAMED])}{more}")
 
 
 def finalists(pipeline: Pipeline, defended: Collection[int], progress: Progress) -> Iterator[list[int]]:

@@ -84,16 +84,12 @@ class Progress:
         self.stages[stage] = self.stages.get(stage, 0.0) + seconds
 
     def end(self, stage: str) -> None:
-        """Give a stage the seconds since the command began that no stage before it had."""
+        """End a stage: it took the seconds since the command began that no stage before it had."""
         ended = sum(self.stages.get(each, 0.0) for each in STAGES)
         self.add(stage, time.monotonic() - self.began - ended)
 
-    def counts(self) -> str:
-        """Say the outcomes in words: "120 measured, 2 compile"."""
-        return ", ".join(f"{number} {kind}" for kind, number in self.outcomes.items() if number)
-
     def searched(self, strategy: str, seed: int) -> records.Searched:
-        """Say for the record what the search did."""
+        """Return what the search did, for the record."""
         return records.Searched(
             strategy=strategy,
             budget=self.budget.evaluations or str(self.budget),
@@ -108,7 +104,7 @@ class Progress:
         )
 
     def nothing_usable(self) -> str:
-        """Say why a run ended without one usable candidate."""
+        """Return why a run ended without one usable candidate."""
         counts = "; ".join(
             f"{count} {kind}, such as {self.examples[kind]}" for kind, count in self.outcomes.items() if count
         )

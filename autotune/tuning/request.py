@@ -60,7 +60,7 @@ class Request:
                 f"workers {self.workers!r:.60}: give the number of compiling processes, 1 or more"
             )
         if self.study is not None and self.storage is None:
-            raise UsageError("--study names a study of a storage: give --storage too")
+            raise UsageError(f"study {self.study!r:.60} is of a storage: give the storage too")
         self.store.check_writable()
 
     @cached_property

@@ -84,6 +84,12 @@ class Trial:
         return cls(f"{family}:{config.id}", family, config, outcome)
 
     @property
+    def label(self) -> str:
+        """Its family and the digits of its code, for lines in which a config's name is too long."""
+        _, at, digits = self.id.rpartition("@")
+        return f"{self.family}@{digits}" if at else self.family
+
+    @property
     def median_ms(self) -> float | None:
         """Median time of one launch, ms; None when it was not measured."""
         return self.outcome.timing.median_ms if isinstance(self.outcome, MeasuredTrial) else None
