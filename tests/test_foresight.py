@@ -18,7 +18,7 @@ from autotune.search.candidates import Candidates
 from autotune.space.space import Space
 from autotune.tuning import foresight
 from autotune.tuning.budget import Budget
-from autotune.tuning.foresight import order
+from autotune.tuning.ranking import order, ordered
 from autotune.tuning.request import Request
 from autotune.tuning.tuner import run
 from autotune.values.device import known_devices
@@ -188,7 +188,7 @@ def test_several_families_share_one_order(tmp_path):
     path = tmp_path / "other.toml"
     path.write_text('extends = "sgemm"\n')
     candidates = Candidates([SGEMM, Space.load(path)], SMALL, H200)
-    numbers = list(foresight._ordered(candidates, 0))
+    numbers = list(ordered(candidates, 0))
     assert sorted(numbers) == list(range(len(candidates)))
     legal = candidates.families[0].legal
     own = [number for number in numbers if number < len(legal)]

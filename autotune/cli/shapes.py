@@ -1,4 +1,4 @@
-"""The options that name shapes, one by its sizes or those of a suite, turned into `Shape`s."""
+"""The options that name shapes: one by its sizes, or those of a suite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shape_options(command: F) -> Callable[..., Any]:
 def shapes_of(
     problem: Problem | None, suite: str | None, only: tuple[str, ...], maths: Sequence[Math]
 ) -> tuple[Shape, ...]:
-    """Give the shapes that were named, each in all maths that were asked for.
+    """Return the shapes that were named, each in all maths that were asked for.
 
     Raises:
         UsageError: None or both were named, or the suite is wrong.

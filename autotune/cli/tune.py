@@ -173,7 +173,7 @@ def _usual_budget(suite: str | None, absent: Device | None) -> str:
 
 
 def _report(found: list[Tuned], as_json: bool, seconds: float) -> None:
-    """Write what became of the shapes of a suite.
+    """Print the outcomes of the shapes of a suite.
 
     Raises:
         TuningError: There is no winner at all.
@@ -228,7 +228,7 @@ def _cells(tuned: Tuned) -> list[str]:
 
 
 def command_began() -> float:
-    """Say when this process was started, in seconds of `time.monotonic`; now if the system does not tell."""
+    """Return when this process was started (`time.monotonic`); now if the system does not tell."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         ticks = int(fields[19])  # "starttime" of proc(5), field 22: since the machine was started
@@ -257,7 +257,7 @@ def _absent(
 
 
 def summary(record: Record, space: str | None = None) -> str:
-    """Say in a few lines what was chosen, how fast and how sure that is, and how it was found.
+    """Return in a few lines what was chosen, how fast and how sure that is, and how it was found.
 
     Args:
         record: What there is.

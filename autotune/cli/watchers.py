@@ -80,7 +80,7 @@ class Log:
             self._say(f"{progress.seconds:6.1f} s  {found}")
 
     def tell(self, tuned: Tuned) -> None:
-        """Write what became of a shape of a suite."""
+        """Write the outcome of a shape of a suite."""
         self._say(_told(tuned))
         self._best, self._legal, self._notes = None, 0, 0  # the next shape has a progress of its own
 
@@ -111,7 +111,7 @@ class Board:
             click.echo(note, err=True)
 
     def tell(self, tuned: Tuned) -> None:
-        """Write what became of a shape of a suite, above the table."""
+        """Write the outcome of a shape of a suite, above the table."""
         self._live.console.print(_told(tuned), markup=False, highlight=False)
 
     def watch(self, progress: Progress) -> None:

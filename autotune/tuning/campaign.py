@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune import records
-from autotune.errors import AutotuneError, DeviceError, ToolchainError, UsageError
+from autotune.errors import AutotuneError, DeviceError, MachineError, ToolchainError, UsageError
 from autotune.tuning.budget import Budget
 from autotune.tuning.progress import Progress
 from autotune.tuning.request import Request
@@ -28,7 +28,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Tuned:
-    """What became of a shape.
+    """The outcome of a shape.
 
     Attributes:
         shape: The shape.
@@ -57,7 +57,7 @@ def tune_all(
     Args:
         shapes: One or more; of those with one problem the first stands for all.
         request: What to search for each; its budget, in seconds, is for all together.
-        told: Learns what became of a shape, after each of its rounds.
+        told: Called with the outcome of a shape, after each of its rounds.
 
     Returns:
         One for each problem, in the order of the shapes.
@@ -65,6 +65,7 @@ def tune_all(
     Raises:
         UsageError: There is no shape, or the budget is no time.
         DeviceError: No usable GPU.
+        MachineError: The machine failed again and again; what was stored before stays.
         ToolchainError: NVRTC is missing or does not know the GPU.
     """
     began = time.monotonic() if request.began is None else request.began
@@ -108,7 +109,7 @@ def _tuned(
     found: dict[Problem, Tuned],
     overheads: list[float],
 ) -> Tuned:
-    """Search for one shape for one round, and keep what became of it."""
+    """Search for one shape for one round, and keep the outcome."""
     before = found[problem]
     started = time.monotonic()
     progress: Progress | None = None
@@ -119,6 +120,8 @@ def _tuned(
         request.watch(progress)
         record = search(problem, shop, request, progress)
         settled = _settled(progress, request.budget)
+    except MachineError:
+        raise
     except AutotuneError as error:
         if isinstance(error, DeviceError | ToolchainError) and not shop.known:  # not this shape's fault
             raise

@@ -8,27 +8,25 @@ where it knows none, presets come first and their order is the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
 from multiprocessing.connection import Connection
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autotune import records
 from autotune.code.compiler import Binary
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, DeviceError, Rejected, SpaceError, TuningError
-from autotune.families.estimate import Estimate, estimate, estimate_columns, knows
+from autotune.families.estimate import Estimate, estimate, knows
 from autotune.measure.proof import prove
 from autotune.records import Store, compose
 from autotune.records.trials import Run, TrialLog
 from autotune.search.candidates import Candidates
-from autotune.space.space import Legal, Space, families
+from autotune.space.space import Space, families
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress, Watcher
+from autotune.tuning.ranking import ordered
 from autotune.tuning.request import Request
 from autotune.tuning.resume import Past, logs_of, trial_header
 from autotune.tuning.trial import Built, LogEntry, Outcome, Trial
@@ -92,7 +90,7 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
             opened.enter_context(log)
         pool = opened.enter_context(request.compilers())
         past = Past.read(candidates, logs, required=request.resume is True)
-        queue, model = _Queue([*first, *_ordered(candidates, seed)]), _Model(candidates, len(past.trials))
+        queue, model = _Queue([*first, *ordered(candidates, seed)]), _Model(candidates, len(past.trials))
         pipeline = Pipeline(candidates, queue, pool, [model], logs, progress, watch)
         for log in logs:
             log.event("begin", strategy=STRATEGY, seed=seed, budget=str(request.budget))
@@ -149,61 +147,6 @@ def _better(record: records.Record, candidates: Candidates, store: Store) -> rec
     except (ConfigError, SpaceError):  # a family of the user's own, or one that changed
         pass
     return None
-
-
-def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: int = 0) -> list[int]:
-    """List all legal points, most promising first by the estimate that needs no compiling.
-
-    The model is blind to some parameters, so many points tie. Of each such set only the point nearest to a
-    preset comes in the first round, chance deciding between several; then one more of each, and so on.
-
-    Raises:
-        ConfigError: There is no model for the space.
-    """
-    points, _, _ = _ranked(space, legal, problem, device, seed)
-    return [int(point) for point in points]
-
-
-def _ranked(
-    space: Space, legal: Legal, problem: Problem, device: Device, seed: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Order a legal list as `order` says; of each point its round and its estimate too."""
-    cost = estimate_columns(space, space.columns(legal, problem, device), problem, device).astype(np.float32)
-    best_first = np.lexsort((_chance(legal, seed), _steps(space, legal), cost))
-    ranked = cost[best_first]
-    begins = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))  # of each set of ties
-    turn = np.arange(len(legal)) - np.repeat(begins, np.diff(np.append(begins, len(legal))))
-    rounds = np.argsort(turn, kind="stable")
-    return best_first[rounds], turn[rounds], ranked[rounds]
-
-
-def _ordered(candidates: Candidates, seed: int) -> Iterator[int]:
-    """List the candidates of all families in one order; without estimates, those near a preset first."""
-    numbers, turns, costs = [], [], []
-    for family in candidates.families:
-        space, legal = family.space, family.legal
-        if knows(space):
-            points, turn, cost = _ranked(space, legal, candidates.problem, candidates.device, seed)
-        else:
-            points = np.lexsort((_chance(legal, seed), _steps(space, legal)))
-            turn, cost = np.zeros(len(legal), np.intp), np.zeros(len(legal), np.float32)
-        numbers.append(family.begin + points)
-        turns.append(turn)
-        costs.append(cost)
-    order_ = np.lexsort((np.concatenate(costs), np.concatenate(turns)))
-    return (int(number) for number in np.concatenate(numbers)[order_])
-
-
-def _steps(space: Space, legal: Legal) -> NDArray[np.float64]:
-    """Return how far each point is from the nearest preset."""
-    steps: NDArray[np.float64] = np.min(
-        [legal.steps(preset) for preset in space.presets.values()] or [np.zeros(len(legal))], axis=0
-    )
-    return steps
-
-
-def _chance(legal: Legal, seed: int) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).permutation(len(legal))
 
 
 class _Queue:

@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a question that a loop asks where it can stop: nothing is cut in half."""
+"""SIGINT and SIGTERM held back until a loop asks for them, where it can stop: nothing is cut in half."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back; one that came and was not let through is raised again."""
+        """Restore the handlers; a signal that came and was not let through is raised again."""
         if self._armed:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL if self._alarm is None else self._alarm)

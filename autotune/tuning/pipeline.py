@@ -65,7 +65,7 @@ class Pipeline:
         watch: Told of progress.
 
     Attributes:
-        trials: What became of each candidate, by its number, those of earlier runs included.
+        trials: Outcomes by the candidates' numbers, those of earlier runs included.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Pipeline:
         self._exhausted = False
 
     def recall(self, trials: Mapping[int, Trial]) -> None:
-        """Take what became of candidates in an earlier run; they are not proposed again.
+        """Take the outcomes of candidates from an earlier run; they are not proposed again.
 
         Args:
             trials: By number.
@@ -292,7 +292,7 @@ class Pipeline:
             self._progress.notes.append(f"{left}: a candidate or more, the first because {fault.why}")
 
     def _measured(self, index: int, outcome: Outcome | MachineFault) -> None:
-        """Take what a judge says, which has told the log."""
+        """Take the outcome from a judge, which has written it into the log."""
         if isinstance(outcome, MachineFault):
             built = self._built.pop(index)
             del self._first_of[built.code]
@@ -308,7 +308,7 @@ class Pipeline:
         self._progress.stages.setdefault("first_outcome", time.monotonic() - self._progress.began)
 
     def _judged(self, index: int, outcome: Outcome, *, noted: bool) -> None:
-        """Give an outcome to a candidate and to those with the same code."""
+        """Settle a candidate and those with the same code, for which its outcome counts too."""
         first = self._built.pop(index)
         trial = Trial.of(first.source, first.binary, outcome)
         self._settle(index, trial, noted=noted)

@@ -1,4 +1,4 @@
-"""How far a search is: what became of its candidates, the best of them, and where its time went."""
+"""How far a search is: the outcomes of its candidates, the best of them, and where its time went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the trials kept of other problems into the points where a search of this problem should start.
+"""Where a search should start, learned from the trials that were kept of other problems.
 
 What is fast at one size need not be at another: over one space the times at 4096 and at 1024 cubed are hardly
 correlated on an H200. The ratio of the static estimates corrects that: a config that took t there should take
@@ -39,7 +39,7 @@ NEAR = 1  # parameters that differ between two starts of one log, at most, where
 def warm_starts(
     space: Space, legal: Legal, problem: Problem, device: Device, store: Store, limit: int
 ) -> list[int]:
-    """Give where to start, the most promising first.
+    """Return where to start, the most promising first.
 
     Args:
         space: The family.
@@ -85,13 +85,13 @@ def _logs(family: str, root: Path) -> Iterator[_Log]:
 
 
 def _distance(there: Problem, here: Problem) -> float:
-    """Say how far a problem is, in doublings."""
+    """Return how far a problem is from another, in doublings of its sizes."""
     sizes = sum(abs(math.log2(getattr(there, name) / getattr(here, name))) for name in ("m", "n", "k"))
     return sizes + LAYOUT_STEPS * (there.layout != here.layout) + BETA_STEPS * (there.beta != here.beta)
 
 
 def _ranking(log: _Log, space: Space, near: _Near, problem: Problem, device: Device, limit: int) -> list[int]:
-    """Give the points that a log speaks for, best first."""
+    """Return the points for which a log speaks, best first."""
     legal = near.legal
     rows, times = _measured(log.path, legal)
     if not len(rows):
@@ -175,7 +175,7 @@ class _Near:
 
 
 def _device_of(log: _Log, device: Device) -> Device | None:
-    """Give the facts about the device of a log; None where they are not known."""
+    """Return the device of a log with all its facts; None where they are not known."""
     if log.header.device.slug == device.slug:
         return device
     return next((each for each in known_devices().values() if each.slug == log.header.device.slug), None)

@@ -64,7 +64,7 @@ class Trial:
 
     @classmethod
     def of(cls, source: Source, binary: Binary | None, outcome: Outcome, same_as: str | None = None) -> Trial:
-        """Take what is kept of a candidate that was rendered."""
+        """Return the trial of a candidate that was rendered, without its text and machine code."""
         name, family, config = trial_id(source), source.family, source.config
         if binary is None:
             return cls(name, family, config, outcome)
@@ -74,7 +74,7 @@ class Trial:
 
     @classmethod
     def told(cls, family: str, config: Config, median_ms: float | None, kind: str, why: str) -> Trial:
-        """Take what another process says of a candidate."""
+        """Return a trial of which another process told the outcome."""
         outcome: Outcome
         if median_ms is None:
             outcome = Rejected(next((each for each in REJECTION_KINDS if each == kind), "crash"), why)
@@ -103,7 +103,7 @@ class Trial:
 
     @property
     def kind(self) -> str:
-        """What became of it in one word: "measured", "estimated" or the kind of rejection."""
+        """The outcome in one word: "measured", "estimated" or the kind of rejection."""
         if isinstance(self.outcome, Rejected):
             return self.outcome.kind
         return "estimated" if isinstance(self.outcome, Estimate) else "measured"
@@ -232,7 +232,7 @@ class LogEntry:
     gpu: int
 
     def started(self) -> None:
-        """Say that the candidate is launched next.
+        """Write that the candidate is launched next.
 
         Raises:
             RecordError: The log cannot be written.
@@ -242,7 +242,7 @@ class LogEntry:
         add_line(self.log, self.header, self.run, line)
 
     def ended(self, outcome: Outcome | MachineFault) -> None:
-        """Say what became of it; where the machine failed, that it has no outcome.
+        """Write the outcome, or that there is none because the machine failed.
 
         Raises:
             RecordError: The log cannot be written.

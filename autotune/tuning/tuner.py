@@ -257,11 +257,11 @@ class _Shared(Protocol):
     """A search that knows what others found; `autotune.sharing.SharedSearch` is one."""
 
     def outcomes(self) -> Mapping[int, Any]:
-        """List by point what became of it."""
+        """Return the outcome of each point."""
         ...
 
     def close(self) -> None:
-        """Give back what was not told."""
+        """Leave the points without an outcome to others."""
         ...
 
 
