@@ -60,6 +60,10 @@ FORMS = [
     f"redis://:{SECRET}@host:6379/0",
     f"sqlite://me:{SECRET}@host/a.db",
     f"sqlite:////no/such/folder/a.db?key={SECRET}",
+    f"sqlite:///me:{SECRET}@host/db",
+    f"postgresql:///me:{SECRET}@host/db",
+    f"postgresql://me:{SECRET}\udcff@{CLOSED}/db",
+    f"postgresql://me:{SECRET}\x1b[2J@{CLOSED}/db",
     f"sqlite+pysqlcipher://:{SECRET}@//no/such/a.db",
     f"host=h user=me password={SECRET} dbname=db",
     f"postgresql:/me:{SECRET}@h/db",
@@ -84,7 +88,7 @@ def test_no_secret_is_told_whatever_is_wrong(url: str, monkeypatch: pytest.Monke
     while error is not None:
         chain.append(repr(error))
         error = error.__cause__ or error.__context__
-    for text in (str(failure.value), told.partition("UsageError: ")[2], *printed, *chain[:1]):
+    for text in (str(failure.value), told, *printed, *chain[:1]):
         assert SECRET not in text
     assert "storage " in str(failure.value)
     assert str(failure.value).isprintable()

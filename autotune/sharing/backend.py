@@ -58,6 +58,7 @@ class StorageLost(Exception):
 
 def unusable(url: StorageUrl, why: str) -> UsageError:
     """Return the error for a storage that cannot be used from the start."""
+    why = url.without_secrets(why)
     return UsageError(f"storage {url.shown} cannot be used: {why}; check that it is there, or give {KINDS}")
 
 

@@ -75,10 +75,8 @@ def open_database(url: StorageUrl) -> Any:
             why = reason(error, url)
             final = isinstance(error, OperationalError) and kind == "postgresql"
             final |= type(error) is DatabaseError  # a file that is no database
-            final |= isinstance(error, ArgumentError)
-            final |= (
-                not isinstance(error, failures()) or type(error) is RuntimeError
-            )  # tables of another Optuna
+            final |= type(error) is RuntimeError  # tables of another Optuna
+            final |= isinstance(error, ArgumentError) or not isinstance(error, failures())
         if missing:
             raise UsageError(_missing(url, parsed.drivername.partition("+")[2]))
         if final or pause is None:

@@ -178,7 +178,7 @@ class SharedSearch:
             self._go_alone(error)
 
     def close(self) -> None:
-        """Give points without an outcome back, read the last outcomes, and leave the study; once."""
+        """Return points without an outcome, read the last outcomes, and leave the study; once."""
         if self._closed:
             return
         self._closed = True
@@ -300,9 +300,7 @@ class SharedSearch:
     def _sync(self) -> None:
         for entry in self._shared.changes():
             index = entry.attributes.get("index")
-            if type(index) is int and 0 <= index < len(
-                self._legal
-            ):  # not True, of which nobody knows what it means
+            if type(index) is int and 0 <= index < len(self._legal):  # True is an int too, but no index
                 self._note(entry, index, str(entry.attributes.get("process")))
 
     def _note(self, entry: Entry, index: int, process: str) -> None:

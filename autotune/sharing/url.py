@@ -51,10 +51,11 @@ class StorageUrl:
         scheme, rest = found.groups()
         if scheme.startswith("sqlite") and rest.startswith("/"):
             file, _, query = rest.partition("?")
-            return cls(text, f"{scheme}://{printable(file)}", _spellings(_values(query)))
+            shown, secrets = _file(file)
+            return cls(text, f"{scheme}://{shown}", _spellings([*secrets, *_values(query)]))
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
         after = rest[len(authority) :]
-        if "@" in after:  # of a password with a raw / or of a parameter: nobody knows where what begins
+        if "@" in after:  # in a password with a raw /, or in a parameter: where what begins is unknown
             return cls(text, f"{scheme}://{HIDDEN}", _spellings([rest, *re.split(r"[/?#:@&=]", rest)]))
         login, at, hosts = authority.rpartition("@")
         user, colon, password = login.partition(":")
@@ -72,12 +73,9 @@ class StorageUrl:
 
     @classmethod
     def of_journal(cls, path: Path) -> StorageUrl:
-        """Return the URL of a journal file; where its name looks like a login, that is hidden."""
-        login, at, name = str(path).rpartition("@")
-        if ":" not in login:
-            return cls(str(path), f"journal:{printable(str(path))}", frozenset())
-        shown = f"journal:{HIDDEN}{at}{printable(name)}"
-        return cls(str(path), shown, _spellings([login, *login.split(":")]))
+        """Return the URL of a journal file."""
+        shown, secrets = _file(str(path))
+        return cls(str(path), f"journal:{shown}", _spellings(secrets))
 
     def without_secrets(self, message: str) -> str:
         """Return a message with every secret of this URL hidden."""
@@ -85,6 +83,14 @@ class StorageUrl:
             pattern = re.escape(secret)
             message = re.sub(pattern if len(secret) > SHORT else rf"(?<!\w){pattern}(?!\w)", HIDDEN, message)
         return message
+
+
+def _file(path: str) -> tuple[str, list[str]]:
+    """Return what may be shown of a path, and its secrets: where it looks like a login, that is hidden."""
+    login, at, name = path.rpartition("@")
+    if ":" not in login:
+        return printable(path), []
+    return f"{HIDDEN}{at}{printable(name)}", [login, *re.split("[/:]", login)]
 
 
 def _values(query: str) -> list[str]:
@@ -96,7 +102,7 @@ def _values(query: str) -> list[str]:
 
 def _spellings(secrets: list[str]) -> frozenset[str]:
     """Return secrets in all the forms in which an error may quote them."""
-    ways = (str, unquote, unquote_plus, quote, quote_plus)
-    every = {way(secret) for secret in secrets for way in ways}
+    every = {way(secret) for secret in secrets for way in (str, unquote, unquote_plus)}
+    every |= {way(secret, errors="replace") for secret in secrets for way in (quote, quote_plus)}
     every |= {repr(secret)[1:-1] for secret in every}
     return frozenset(each for each in every if each.strip(HIDDEN + " "))
