@@ -278,7 +278,7 @@ def test_the_cpu_time_of_a_child_is_known_while_it_lives():
 
 def test_a_gap_between_two_looks_counts_as_one_second():
     seconds = iter([100.0, 100.2, 107.5, 107.6, 108.0])
-    clock = AwakeClock(lambda: next(seconds))
+    clock = AwakeClock(lambda: next(seconds), lambda: 1.0)
     assert [clock.now() for _ in range(3)] == pytest.approx([0.2, 1.2, 1.3])
     assert clock.left(deadline=9.0) == AwakeClock.LONGEST_LOOK / 2
 
@@ -319,3 +319,9 @@ def test_an_idle_service_ends_by_itself():
         child.send(1)
         assert child.receive() == 1
         assert gone(child.pid)
+
+
+def test_a_gap_in_which_the_process_computed_counts():
+    seconds, computed = iter([0.0, 5.0, 15.0]), iter([0.0, 4.5, 7.5])
+    clock = AwakeClock(lambda: next(seconds), lambda: next(computed))
+    assert [clock.now(), clock.now()] == pytest.approx([4.5, 7.5])

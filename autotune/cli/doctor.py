@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import click
@@ -32,7 +34,8 @@ def command(as_json: bool) -> None:
 
     Exit code 1 when kernels cannot be compiled or records not be kept; a missing GPU is not a failure.
     """
-    findings = [_nvrtc(), _cache(), _driver(), *_gpu(), _nvml()]
+    probes = (("NVRTC", _nvrtc), ("records", _cache), ("driver", _driver), ("GPU", _gpu), ("NVML", _nvml))
+    findings = [finding for part, probe in probes for finding in _probed(part, probe)]
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -54,15 +57,35 @@ def command(as_json: bool) -> None:
         sys.exit(1)
 
 
+def _probed(part: str, probe: Callable[[], Finding | list[Finding]]) -> list[Finding]:
+    """Return what a probe finds; whatever is wrong with a machine, the report goes on to the end."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        try:
+            found = probe()
+        except AutotuneError as error:
+            found = Finding(part, False, "not usable", _line(error))
+        except Exception as error:
+            found = Finding(part, False, f"cannot be asked ({type(error).__name__}: {_line(error)})")
+    notes = [Finding(part, True, f"warns: {_line(each.message)}") for each in said]
+    return [*(found if isinstance(found, list) else [found]), *notes]
+
+
+def _line(error: object) -> str:
+    """Return what an error says, in one line."""
+    return " ".join(str(error).split())
+
+
 def _nvrtc() -> Finding:
-    from autotune.code.compiler import compile_text, nvrtc
+    from autotune.code.compiler import compile_bounded, nvrtc
 
     try:
         library = nvrtc()
         arch = library.supported_archs[0]
-        made = compile_text('extern "C" __global__ void probe() {}', "probe", arch)
+        made = compile_bounded('extern "C" __global__ void probe() {}', "probe", arch)
     except AutotuneError as error:
-        return Finding("NVRTC", False, "not usable", str(error))
+        return Finding("NVRTC", False, "not usable", _line(error))
     version = library.build
     if isinstance(made, Rejected):
         return Finding(
@@ -81,25 +104,29 @@ def _cache() -> Finding:
     store = Store()
     try:
         store.check_writable()
+        folders = [entry for entry in store.root.iterdir() if entry.is_dir()] if store.root.is_dir() else []
+        count = sum(file.suffix == ".json" for folder in folders for file in folder.iterdir())
     except AutotuneError as error:
-        return Finding("records", False, "cannot be kept", str(error))
-    return Finding("records", True, f"{len(list(store.root.glob('*/*.json')))} in {store.root}")
+        return Finding("records", False, "cannot be kept", _line(error))
+    except OSError as error:
+        remedy = "set AUTOTUNE_CACHE_DIR to a folder of yours"
+        return Finding("records", False, f"{error.filename} cannot be read ({error.strerror})", remedy)
+    return Finding("records", True, f"{count} in {store.root}")
 
 
 def _driver() -> Finding:
     import ctypes
 
     version = ctypes.c_int()
+    remedy = "install the NVIDIA driver; nothing else of CUDA is needed"
     try:
-        library = ctypes.CDLL("libcuda.so.1")
-        library.cuDriverGetVersion(ctypes.byref(version))
+        status = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except OSError:
-        return Finding(
-            "driver",
-            False,
-            "no NVIDIA driver (libcuda.so.1)",
-            "install the NVIDIA driver; nothing else of CUDA is needed",
-        )
+        return Finding("driver", False, "no NVIDIA driver (libcuda.so.1)", remedy)
+    except AttributeError:
+        return Finding("driver", False, "libcuda.so.1 is not that of NVIDIA's driver", remedy)
+    if status:
+        return Finding("driver", False, f"cuDriverGetVersion reports error {status}", remedy)
     return Finding("driver", True, f"supports CUDA {version.value // 1000}.{version.value % 1000 // 10}")
 
 
@@ -114,7 +141,7 @@ def _gpu() -> list[Finding]:
             Finding(
                 "CuPy",
                 False,
-                f"cannot be imported ({error})",
+                f"cannot be imported ({_line(error)})",
                 f"{install_command('cuda13')} (driver 580 or later), or {install_command('cuda12')}",
             ),
             Finding("GPU", False, "not asked: CuPy is missing"),
@@ -124,7 +151,7 @@ def _gpu() -> list[Finding]:
         first = current_device(0)
         devices = [first, *(current_device(ordinal) for ordinal in range(1, runtime.getDeviceCount()))]
     except AutotuneError as error:
-        return [*found, Finding("GPU", False, "none usable", str(error))]
+        return [*found, Finding("GPU", False, "none usable", _line(error))]
     for ordinal, device in enumerate(devices):
         says = (
             f"{ordinal}: {device.name}, compute capability {device.compute_capability}, "
@@ -157,5 +184,5 @@ def _nvml() -> Finding:
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()
     except Exception as error:  # clocks are a courtesy: whatever is wrong with NVML is not worth a failure
-        return Finding("NVML", False, f"clocks are not recorded ({error})")
+        return Finding("NVML", False, f"clocks are not recorded ({_line(error)})")
     return Finding("NVML", True, f"driver {version}: clocks and throttling are recorded")

@@ -210,22 +210,26 @@ class AwakeClock:
     """Counts seconds in which this process ran: a pause of it or of the machine does not count.
 
     A stopped process, a suspended machine or one that gives no CPU time stops the children as well: limits of
-    theirs are kept by this clock. Of the time between two looks at it at most `LONGEST_LOOK` counts, so
-    whoever waits looks more often.
+    theirs are kept by this clock. Of the time between two looks at it counts what the thread computed, and
+    `LONGEST_LOOK` in any case: whoever waits looks more often.
     """
 
     LONGEST_LOOK = 1.0
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._seen = monotonic()
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        computed: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._monotonic, self._computed = monotonic, computed
+        self._seen, self._computed_then = monotonic(), computed()
         self._awake = 0.0
 
     def now(self) -> float:
         """Seconds awake since the clock was made."""
-        seen = self._monotonic()
-        self._awake += min(seen - self._seen, self.LONGEST_LOOK)
-        self._seen = seen
+        seen, computed = self._monotonic(), self._computed()
+        self._awake += min(seen - self._seen, max(self.LONGEST_LOOK, computed - self._computed_then))
+        self._seen, self._computed_then = seen, computed
         return self._awake
 
     def left(self, deadline: float) -> float:
