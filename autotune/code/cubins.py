@@ -20,10 +20,16 @@ from autotune.errors import Rejected
 
 _FORMAT = 1
 _LINES = "-lineinfo"
-_compiling = threading.RLock()  # NVRTC compiles one text at a time anyway
-os.register_at_fork(  # a process forked during a compile would find this closed for ever: a fork waits
-    before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
-)
+_compiling = threading.Lock()  # of several threads that want one text, one compiles it
+
+
+def _reopen() -> None:
+    """Forget who was compiling: a forked child has no thread that would ever finish."""
+    global _compiling
+    _compiling = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reopen)
 
 
 def load(

@@ -19,7 +19,6 @@ from autotune.records import Store
 from autotune.space.space import Space, families
 from autotune.values.device import whole_number
 from autotune.values.problem import MATHS, Problem, asked_maths
-from autotune.values.suite import Shape
 
 if TYPE_CHECKING:
     from autotune.tuning.budget import Budget
@@ -172,6 +171,7 @@ def _tune(
     from autotune.tuning.campaign import tune_all
     from autotune.tuning.request import Request
     from autotune.tuning.tuner import run
+    from autotune.values.suite import Shape
 
     able = problems if len(problems) == 1 else _able(problems, machine, spaces)
     lacking = [

@@ -23,10 +23,8 @@ _MEANINGS = (  # (what the text holds, in small letters without blanks and under
     ),
     (r"memoryallocation|outofmemory", "the GPU has too little free memory ({}): free some"),
 )
-_NAME = re.compile(r"cudaError\w+|CUDA_ERROR_\w+")
-_CUDA = re.compile(
-    rf"{_NAME.pattern}|CUDA error|CUDARuntimeError|CUDADriverError|Cuda\w*Error|forked subprocess"
-)
+_NAME = r"cudaError\w+|CUDA_ERROR_\w+"
+_CUDA = rf"{_NAME}|CUDA error|CUDARuntimeError|CUDADriverError|Cuda\w*Error|forked subprocess"
 
 
 def cuda_fault(error: BaseException) -> str | None:
@@ -35,7 +33,7 @@ def cuda_fault(error: BaseException) -> str | None:
     Errors are recognised by their text: the classes of CuPy, PyTorch, JAX and Numba need not be installed.
     """
     text = f"{type(error).__name__}: {error}"
-    if type(error).__name__ != "OutOfMemoryError" and not _CUDA.search(text):
+    if type(error).__name__ != "OutOfMemoryError" and not re.search(_CUDA, text):
         return None
     return known_fault(text) or f"CUDA refuses the call: {' '.join(str(error).split())}"
 
@@ -43,6 +41,6 @@ def cuda_fault(error: BaseException) -> str | None:
 def known_fault(text: str) -> str | None:
     """Return what the text of an error of CUDA means, where more is known than it says itself."""
     plain = re.sub(r"[\s_]", "", text).lower()
-    name = _NAME.search(text)
+    name = re.search(_NAME, text)
     said = name[0] if name else " ".join(text.partition("\n")[0].split())
     return next((meaning.format(said) for pattern, meaning in _MEANINGS if re.search(pattern, plain)), None)
