@@ -19,7 +19,7 @@ from autotune.errors import REJECTION_KINDS, Rejected, UsageError
 from autotune.records.archive import write_archive
 from autotune.records.schema import RecordedDevice
 from autotune.records.trials import TrialHeader, TrialLog
-from autotune.sweep import FORMS, About, Point, Sweep, form_of, read_sweep, write_sweep
+from autotune.sweep import FORMS, About, Point, Sweep, form_of, left_out, read_sweep, write_sweep
 from autotune.sweep.sweep import make_sweep
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
@@ -663,3 +663,24 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no archive of records"):
         write_archive([], path)
     assert path.read_bytes() == before
+
+
+def test_a_compile_time_that_is_unknown_stays_so(tmp_path: Path) -> None:
+    there = read_sweep(written(tmp_path / "x.csv", "BM,median_ms\n1,3.5\n2,5\n"))
+    for form in ("kernel-tuner", "t4", "csv"):
+        path = tmp_path / f"y{ENDINGS[form]}"
+        write_sweep(there, path, form)
+        there = read_sweep(path)
+    assert path.read_text() == "BM,outcome,median_ms\n1,measured,3.5\n2,measured,5.0\n"
+
+
+def test_what_a_form_has_no_place_for_is_named(tmp_path: Path) -> None:
+    sweep = read_sweep(written(tmp_path / "x.json", CACHE))
+    assert left_out(sweep, "csv") == ["kernel", "device", "size", "times", "GB/s"]
+    assert left_out(sweep, "t4") == ["size"]
+    assert left_out(sweep, "kernel-tuner") == []
+    odd = json.loads(json.dumps(CACHE))
+    odd["cache"]["128,plain"]["power"] = {"mean": 3}
+    assert left_out(read_sweep(written(tmp_path / "y.json", odd)), "t4") == ["size", "power"]
+    write_sweep(sweep, tmp_path / "x.csv", "csv")
+    assert left_out(read_sweep(tmp_path / "x.csv"), "csv") == []

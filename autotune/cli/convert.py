@@ -22,7 +22,7 @@ def command(source: Path, target: Path, form: str | None) -> None:
     medians or means of the launches: a table names its column median_ms or mean_ms.
     """
     from autotune.errors import UsageError
-    from autotune.sweep import FORMS, form_of, read_sweep, write_sweep
+    from autotune.sweep import FORMS, form_of, left_out, read_sweep, write_sweep
 
     if form is not None and form not in FORMS:
         raise UsageError(f"form {form!r} is unknown: give one of {', '.join(FORMS)}")
@@ -30,4 +30,6 @@ def command(source: Path, target: Path, form: str | None) -> None:
     refuse_overwriting(target, [source])
     sweep = read_sweep(source)
     write_sweep(sweep, target, form)
+    if lost := left_out(sweep, form):
+        click.echo(f"left out, for {form} has no place for it: {printable(', '.join(lost), 300)}", err=True)
     click.echo(f"{len(sweep)} configs in {printable(str(target))}, as {form}", err=True)

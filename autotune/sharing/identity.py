@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
+from autotune.outside import printable
 from autotune.records.trials import TrialHeader
 from autotune.sharing.study import SharedStudy
 from autotune.values import typed
@@ -77,6 +78,6 @@ def agree(study: SharedStudy, what: dict[str, Any]) -> None:
 def _difference(there: Any, here: Any) -> str:
     """Return the first difference between two identities."""
     if not (isinstance(there, dict) and isinstance(here, dict)):
-        return f"is {there} there and {here} here"
+        return f"is {printable(str(there), 80)} there and {printable(str(here), 80)} here"
     key = next(key for key in {**here, **there} if there.get(key) != here.get(key))
-    return f"{key} {_difference(there.get(key), here.get(key))}"
+    return f"{printable(key, 80)} {_difference(there.get(key), here.get(key))}"

@@ -10,7 +10,7 @@ kernel-tuner    x.json, x.json.gz              a cache file of Kernel Tuner, als
 =============== ============================== ===========================================================
 """
 
-from autotune.sweep.files import FORMS, form_of, read_sweep, write_sweep
+from autotune.sweep.files import FORMS, form_of, left_out, read_sweep, write_sweep
 from autotune.sweep.sweep import About, Point, Sweep
 
-__all__ = ["FORMS", "About", "Point", "Sweep", "form_of", "read_sweep", "write_sweep"]
+__all__ = ["FORMS", "About", "Point", "Sweep", "form_of", "left_out", "read_sweep", "write_sweep"]

@@ -12,8 +12,8 @@ from autotune.paths import write_file
 from autotune.sweep.kernel_tuner import parse_cache, read_cache, write_cache
 from autotune.sweep.log import read_log_sweep, write_log
 from autotune.sweep.sweep import Sweep
-from autotune.sweep.t4 import read_t4, write_t4
-from autotune.sweep.table import read_table, write_table
+from autotune.sweep.t4 import keeps, read_t4, write_t4
+from autotune.sweep.table import OTHERS, read_table, write_table
 
 LIMIT = 512 * MIB  # of a sweep's text
 LOG, TABLE = ".trials.jsonl", (".csv", ".csv.gz")
@@ -61,6 +61,19 @@ def form_of(path: Path) -> str:
     if path.name.endswith(TABLE):
         return "csv"
     raise UsageError(f"{path}: its ending does not tell the form: say --to {' or '.join(FORMS)}")
+
+
+def left_out(sweep: Sweep, form: str) -> list[str]:
+    """Return the names of what a form has no place for, in the order of the file."""
+    others = dict.fromkeys(name for point in sweep.points for name in point.extra)
+    if form == "csv":
+        about = [name for name in ("kernel", "device", "size", "header") if getattr(sweep.about, name)]
+        return about + [name for name in others if name not in OTHERS]
+    if form == "t4":
+        plain = {name for point in sweep.points for name, value in point.extra.items() if keeps(value)}
+        about = ["size"] if sweep.about.size and sweep.about.header is None else []
+        return about + [name for name in others if name not in plain]
+    return []
 
 
 def write_sweep(sweep: Sweep, path: Path, form: str) -> None:

@@ -51,6 +51,7 @@ ERRORS: dict[RejectionKind, str] = {
 }
 NO_TIME = 1e20  # written by older versions for a config that failed
 STAGES = ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time")
+UNKNOWN = "unknown"  # the format has no place for no device
 TRIES = 8  # positions where a torn file may end; each attempt parses it again
 MOST_DIGITS = 4300  # of an integer that Python reads
 GIVE = "give a cache file of Kernel Tuner or T4 results"
@@ -123,7 +124,7 @@ def write_cache(sweep: Sweep) -> str:
     problem = about.problem
     size = [problem.m, problem.n, problem.k] if problem is not None else list(about.size or ())
     head = {
-        "device_name": about.device or "unknown",
+        "device_name": about.device or UNKNOWN,
         "kernel_name": about.kernel or sweep.name,
         "problem_size": size,
         "tune_params_keys": list(legal.names),
@@ -146,7 +147,7 @@ def _parsed(text: str) -> Any:
 
 
 def _word(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and value != UNKNOWN else None
 
 
 def _point(path: Path, key: str, entry: Any, names: list[str]) -> Point:
@@ -171,7 +172,7 @@ def _point(path: Path, key: str, entry: Any, names: list[str]) -> Point:
         config=config,
         outcome=outcome,
         compile_s=from_ms(spent_on("compile_time")),
-        gpu_s=from_ms(sum(ms for ms in spent if ms) or None),
+        gpu_s=from_ms(sum(ms for ms in spent if ms)),
         extra={name: value for name, value in entry.items() if name not in OWN and name not in names},
     )
 

@@ -231,8 +231,8 @@ def seconds_of(value: Any, where: Callable[[], str]) -> float | None:
 
 
 def from_ms(milliseconds: float | None) -> float | None:
-    """Return milliseconds as seconds, without digits that only the division adds."""
-    return None if milliseconds is None else round(milliseconds / 1e3, 12)
+    """Return milliseconds as seconds, without digits that the division adds; None for 0, as unknown ones."""
+    return round(milliseconds / 1e3, 12) if milliseconds else None
 
 
 def _in_range(value: Any, where: Callable[[], str]) -> float | None:

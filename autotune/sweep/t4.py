@@ -165,7 +165,7 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str, st
         config=config,
         outcome=outcome,
         compile_s=from_ms(spent_on("compilation" if "compilation" in times else "compilation_time")),
-        gpu_s=from_ms(sum(ms for ms in spent if ms) or None),
+        gpu_s=from_ms(sum(ms for ms in spent if ms)),
         extra=stamp | {n: v for n, v in measured.items() if n not in ("time", "rejection", "why")},
     )
 
@@ -200,10 +200,15 @@ def _result(point: Point, names: tuple[str, ...]) -> dict[str, Any]:
         "measurements": [
             {"name": name, "value": int(value) if isinstance(value, bool) else value, "unit": _unit(name)}
             for name, value in measured.items()
-            if isinstance(value, int | float | str | list)
+            if keeps(value)
         ],
         "objectives": ["time"],
     }
+
+
+def keeps(value: Any) -> bool:
+    """Return whether a measurement can have this value."""
+    return isinstance(value, int | float | str | list)
 
 
 def _unit(name: str) -> str:
