@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import multiprocessing.connection
 import os
 import re
@@ -14,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.code import compiler
+from autotune.code import compiler, process
 from autotune.code.compiler import Binary, CompilePool, compile_bounded, compile_text, default_workers
 from autotune.code.nvrtc import _libraries, nvrtc, nvrtc_version, same_build
 from autotune.code.process import Child
-from autotune.errors import MachineFault, Rejected, ToolchainError
+from autotune.errors import MachineError, MachineFault, Rejected, ToolchainError
 
 SCALE = """
 extern "C" __global__ void scale(const float* x, float* y) {
@@ -539,3 +540,32 @@ def test_a_header_that_says_no_build_leaves_major_and_minor() -> None:
 )
 def test_an_older_record_agrees_with_every_build_of_its_version(stated: str, build: str, same: bool) -> None:
     assert same_build(stated, build) is same
+
+
+# -- a system that starts no more processes ------------------------------------------------------------------
+
+
+def test_a_pool_does_with_the_processes_that_the_system_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = process._popen
+
+    def limited(*words: object, **named: object) -> object:
+        if len(pool._workers) >= 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return popen(*words, **named)
+
+    monkeypatch.setattr(process, "_popen", limited)
+    with CompilePool(4) as pool:
+        pool.warm()
+        for number in range(3):
+            pool.submit(number, SCALE, "scale", "sm_90")
+        assert len(pool._workers) == 1
+        assert all(isinstance(outcome, Binary) for outcome in collect_all(pool).values())
+
+
+def test_a_system_that_starts_no_process_at_all_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*words: object, **named: object) -> object:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(process, "_popen", refused)
+    with CompilePool(2) as pool, pytest.raises(MachineError, match=r"cannot be started .Cannot allocate mem"):
+        pool.submit(0, SCALE, "scale", "sm_90")

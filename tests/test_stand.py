@@ -11,10 +11,11 @@ from host_gpu import HostGpu, NumpyKernels
 from test_bench import COMPARISON, FACTS
 
 pytest.importorskip("cupy")
-from autotune.errors import DeviceError, Rejected
-from autotune.measure import service, stand
+from autotune.errors import DeviceError, MachineFault, Rejected
+from autotune.measure import cuda, service, stand
 from autotune.measure.comparison import LIBRARIES, Baseline
 from autotune.measure.cublas import CublasError
+from autotune.measure.site import Site
 from autotune.values.device import named_device
 from autotune.values.measurement import MeasuredTrial
 from autotune.values.problem import Problem
@@ -64,8 +65,9 @@ def tf32(out):
 @pytest.fixture
 def bench(monkeypatch):
     gpu = HostGpu()
-    site = SimpleNamespace(gpu=gpu, kernels=NumpyKernels(gpu), clocks=None, device=FACTS.device)
-    site.facts = lambda input_sets, **start_s: input_sets
+    site = object.__new__(Site)  # without a GPU to open
+    site.gpu, site.kernels, site.clocks = gpu, NumpyKernels(gpu), None
+    site.device, site._driver, site._address, site._uuid, site._start_s = FACTS.device, "1", "0", None, {}
     made = service._Bench(site, None, 1, cold=False)
     made.kernel, made.library = Entrant(gpu, 1.0), Entrant(gpu, 2.0)
     made.algorithms = [
@@ -259,3 +261,47 @@ def test_a_finalist_whose_launch_fails_is_announced_last(standing, named):
     steps = []
     kind, rejection = standing.answer("finals", [named("good", "broken"), True], steps.append)
     assert (kind, rejection.kind, steps[-1]) == ("fault", "crash", 11)
+
+
+# -- whose fault it is that there is no memory ---------------------------------------------------------------
+
+
+class Starved:
+    """A kernel that needs memory which is not there."""
+
+    def __init__(self, gpu, left):
+        self.gpu, self.left = gpu, left
+
+    def __call__(self, *arguments):
+        self.gpu.memory_free = self.left
+        raise cuda.runtime.CUDARuntimeError(2)
+
+
+@pytest.fixture
+def starving(standing, monkeypatch, named):
+    site = standing._site
+    before = standing.facts.memory_free
+    standing.kernels["others"] = Starved(site.gpu, before // 2)
+    standing.kernels["itself"] = Starved(site.gpu, before)
+    return named
+
+
+def test_memory_that_others_took_is_no_fault_of_the_candidate(standing, starving):
+    before = standing.facts.memory_free
+    outcome, usable = standing.trial(b"", "others", COMPARISON.launch, None)
+    assert isinstance(outcome, MachineFault)
+    assert outcome.why.startswith("cudaErrorMemoryAllocation")
+    assert outcome.why.endswith(f": {before // 2} bytes of the GPU are free, {before} were at the start")
+    assert not usable  # another process tries again
+
+
+def test_a_candidate_that_needs_more_memory_than_there_is_is_rejected(standing, starving):
+    outcome, usable = standing.trial(b"", "itself", COMPARISON.launch, None)
+    assert (outcome.kind, outcome.why[:25], usable) == ("crash", "cudaErrorMemoryAllocation", True)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("others", MachineFault), ("itself", Rejected)])
+def test_so_it_is_in_the_finals(standing, starving, name, kind):
+    said, fault = standing.answer("finals", [starving("good", name), True], [].append)
+    assert said == "fault"
+    assert isinstance(fault, kind)

@@ -17,7 +17,7 @@ from pathlib import Path
 from autotune.code.nvrtc import nvrtc as nvrtc
 from autotune.code.nvrtc import nvrtc_version as nvrtc_version
 from autotune.code.process import AwakeClock, Child, ChildDied, NoInterpreterError, requests
-from autotune.errors import MachineFault, Rejected, ToolchainError
+from autotune.errors import MachineError, MachineFault, Rejected, ToolchainError
 
 OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
 _NO_CACHE = "--no-cache"  # a hit in NVRTC's own cache, in use where there is a driver, leaves the log empty
@@ -249,8 +249,8 @@ class CompilePool:
 
     def warm(self) -> None:
         """Start every process now; they load NVRTC while the caller goes on."""
-        while len(self._workers) < self.workers:
-            self._workers.append(_Worker(Child(_SERVICE, self._idle_s)))
+        while len(self._workers) < self.workers and self._started() is not None:
+            pass
 
     def submit(self, key: Hashable, text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> None:
         """Compile as `compile_text` does; `collect` returns the outcome beside ``key``, which stays here."""
@@ -371,6 +371,21 @@ class CompilePool:
             return MachineFault(f"no binary after {seconds:g} s, of which the compiler ran {used:.1f} s")
         return Rejected("compile_timeout", f"no binary after {self.timeout_s:g} s of compiling")
 
+    def _started(self) -> _Worker | None:
+        """Start one more process; None where the system starts no more, and those that run must do.
+
+        Raises:
+            MachineError: None runs.
+        """
+        try:
+            worker = _Worker(Child(_SERVICE, self._idle_s))
+        except MachineError:
+            if not self._workers:
+                raise
+            return None
+        self._workers.append(worker)
+        return worker
+
     def _dispatch(self) -> None:
         """Hand waiting compiles to idle workers, starting processes up to the limit."""
         while self._queue:
@@ -378,8 +393,9 @@ class CompilePool:
             if idle is None:
                 if len(self._workers) >= self.workers:
                     return
-                idle = _Worker(Child(_SERVICE, self._idle_s))
-                self._workers.append(idle)
+                idle = self._started()
+                if idle is None:
+                    return
             try:
                 idle.child.send(self._queue[0].request)
             except ChildDied:  # it died idle: no fault of this job

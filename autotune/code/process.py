@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError, ToolchainError
+from autotune.errors import AutotuneError, MachineError, ToolchainError
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -95,23 +95,30 @@ class Child:
 
     Raises:
         NoInterpreterError: This process is an embedded interpreter, and no other is found.
+        MachineError: The system starts no more processes.
     """
 
     def __init__(self, service: str, *args: object, env: Mapping[str, str | None] | None = None) -> None:
         self._service = service
         python = interpreter()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
-        self.connection, theirs = map(_above_the_standard_streams, Pipe())
-        variables = {**os.environ, **(env or {})}
-        with theirs:
-            self._process = _popen(
-                [python, "-P", "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._stderr,
-                pass_fds=[theirs.fileno()],
-                env={name: value for name, value in variables.items() if value is not None},
-            )
+        try:
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
+            self.connection, theirs = map(_above_the_standard_streams, Pipe())
+            variables = {**os.environ, **(env or {})}
+            with theirs:
+                self._process = _popen(
+                    [python, "-P", "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._stderr,
+                    pass_fds=[theirs.fileno()],
+                    env={name: value for name, value in variables.items() if value is not None},
+                )
+        except OSError as error:
+            raise MachineError(
+                f"a child process cannot be started ({error.strerror or error}): free memory, disk space, "
+                "open files or processes, and call again"
+            ) from None
         self.pid: int = self._process.pid
         self._stopped = False  # by us
         self.send(_import_path())

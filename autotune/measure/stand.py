@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from autotune.errors import Rejected
+from autotune.errors import MachineFault, Rejected
 from autotune.measure.checker import Checker, Multiply
 from autotune.measure.comparison import KERNEL, Baseline, Compared, Comparison, Library
 from autotune.measure.cublas import CublasError, kernel_names
@@ -87,7 +87,8 @@ class Stand:
             why, starved = str(error), out_of_memory(error)
         # Outside the handler: the traceback would keep the module loaded.
         usable = not context_lost()
-        return self._site.fault(why, starved and usable, self.facts.memory_free), usable and not starved
+        outcome = self._site.fault(why, starved and usable, self.facts.memory_free)
+        return outcome, usable and not isinstance(outcome, MachineFault)
 
     def _measured(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> Trial:
         multiply = Multiplication(self._gpu, cubin, entry, launch)
