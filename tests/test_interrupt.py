@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: at any moment, within two seconds, with everything measured on disk."""
+"""Ctrl-C, SIGTERM and SIGHUP: at any moment, within two seconds, with everything measured on disk."""
 # ruff: noqa: PT012 -- what raises is a signal, after several statements
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 # -- the question --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_waits_until_it_is_asked_for(number):
     def interrupt(number, frame):
         raise KeyboardInterrupt
@@ -147,7 +147,9 @@ def _session(leader):
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_in_the_search(tmp_path, number):
     command = Command(tmp_path, STUB_SECONDS="0.05")
     command.wait_for(5)
@@ -184,7 +186,9 @@ def test_in_the_finals(tmp_path):
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 @pytest.mark.parametrize("seconds_each", ["0.05", "60"])
 def test_a_search_ends_within_two_seconds(tmp_path, number, seconds_each):
     command = Command(tmp_path, STUB_SECONDS=seconds_each)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 
+import numpy as np
 import pytest
 from tuning import PLAIN, PROBLEM
 
@@ -120,6 +122,33 @@ def test_a_budget_may_be_its_text():
     assert Budget.of(Budget(evaluations=3)) == Budget(evaluations=3)
     with pytest.raises(UsageError, match="is not understood"):
         Budget.of("soon")
+
+
+def test_a_budget_may_be_a_number_of_candidates():
+    for number in (300, np.int64(300), np.uint16(300)):
+        assert str(Budget.of(number)) == "300"
+        assert type(Budget.of(number).evaluations) is int
+    for wrong in (0, -1, True, 2.5, None, [3], 10**20, 10**5000, b"60s", "9" * 5000, "nan", "1e9", ""):
+        with pytest.raises(UsageError, match=r"^budget .* (is not understood: give a time|is out of range)"):
+            Budget.of(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"seconds": 0},
+        {"seconds": -1.0},
+        {"seconds": math.nan},
+        {"seconds": "x"},
+        {"seconds": None},
+        {"evaluations": 0},
+        {"evaluations": 2.5},
+        {"patience": 0},
+    ],
+)
+def test_a_budget_that_ends_nothing_is_refused(wrong):
+    with pytest.raises(UsageError, match="is out of range: give positive seconds"):
+        Budget(**wrong)
 
 
 def test_the_rate_is_of_this_run():

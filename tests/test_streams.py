@@ -21,12 +21,12 @@ def shell(words, folder, *, gone=False):
     return python(f"-m autotune {words}", folder, gone=gone)
 
 
-def python(words, folder, *, gone=False):
+def python(words, folder, *, gone=False, shell="/bin/sh"):
     if gone:
         (folder / "gone").mkdir()
     entering = "cd gone && rmdir ../gone && " if gone else ""
     done = subprocess.run(
-        ["/bin/sh", "-c", f"{entering}exec {sys.executable} {words}"],
+        [shell, "-c", f"{entering}exec {sys.executable} {words}"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

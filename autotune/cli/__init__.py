@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from autotune import __version__
-from autotune.cli.streams import lost_output, replace_closed
+from autotune.cli.streams import lost_output, replace_closed, say
 from autotune.errors import AutotuneError
 
 COMMANDS = {  # name: (module, help); help stands here so that --help imports no command
@@ -86,7 +86,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 def main() -> None:
     """Run the command line; an error is one line on stderr.
 
-    Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, by Ctrl-C or SIGTERM.
+    Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, by Ctrl-C, SIGTERM or a terminal that hung up.
     """
     debug = "--debug" in sys.argv
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that compile
@@ -94,27 +94,27 @@ def main() -> None:
     _interrupted.clear()
     handlers = {
         number: signal.signal(number, _interrupt)
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN  # such as in a background job: it is meant to go on
     }
     try:
         status = cli.main(standalone_mode=False, prog_name="autotune")
         if not status and lost_output():
-            click.echo("autotune: standard output is closed: what was written there is lost", err=True)
+            say("autotune: standard output is closed: what was written there is lost")
             status = 1
     except click.ClickException as error:
         words = " ".join(error.format_message().split()).removesuffix(".")
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        click.echo(f"autotune: {words}{hint}", err=True)
+        say(f"autotune: {words}{hint}")
         status = error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("autotune: interrupted", err=True)
+        say("autotune: interrupted")
         status = INTERRUPTED
     except AutotuneError as error:
         if debug:
             raise
-        click.echo(f"autotune: {error}", err=True)
+        say(f"autotune: {error}")
         status = error.exit_code
     except BrokenPipeError:
         sys.stderr.close()
@@ -122,7 +122,7 @@ def main() -> None:
     except OSError as error:
         if debug:
             raise
-        click.echo(f"autotune: {error}", err=True)
+        say(f"autotune: {error}")
         status = 1
     except Exception:
         if not _interrupted:  # else what the interrupt broke off, such as an import, said so in its own way

@@ -1,10 +1,13 @@
-"""Standard streams that whoever started the command had closed."""
+"""Standard streams: those that were closed when the command began, and talk that need not arrive."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+from contextlib import suppress
+
+import click
 
 
 def replace_closed() -> None:
@@ -30,6 +33,12 @@ def replace_closed() -> None:
 def lost_output() -> bool:
     """Return whether something was written to standard output although it was closed."""
     return isinstance(sys.stdout, _Nowhere) and sys.stdout.used
+
+
+def say(line: str) -> None:
+    """Write a line to standard error, if that can still be written: its terminal or reader may be gone."""
+    with suppress(OSError):
+        click.echo(line, err=True)
 
 
 class _Nowhere(io.TextIOBase):

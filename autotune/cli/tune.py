@@ -14,6 +14,7 @@ import click
 
 from autotune.cli.options import cache_option, json_option, target_options, tune_command
 from autotune.cli.shapes import shape_options, shapes_of
+from autotune.cli.streams import say
 from autotune.cli.tables import make_console, make_table
 from autotune.cli.watchers import counts, watcher
 from autotune.errors import TuningError, UsageError
@@ -147,7 +148,7 @@ def command(
                 record = run(shapes[0].problem, request)
     except KeyboardInterrupt:
         again = "the same command without --no-resume" if resume is False else "the same command"
-        click.echo(f"what became of each candidate so far is kept: {again} goes on from there", err=True)
+        say(f"what became of each candidate so far is kept: {again} goes on from there")
         raise
     if several:
         _report(found, as_json, time.monotonic() - began)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
+from autotune.cli.streams import say
 
 if TYPE_CHECKING:
     from autotune.tuning.campaign import Tuned
@@ -86,7 +86,7 @@ class Log:
 
     def _say(self, line: str) -> None:
         self._last = time.monotonic()
-        click.echo(line, err=True)
+        say(line)
 
 
 class Board:
@@ -108,7 +108,7 @@ class Board:
     def __exit__(self, *details: Any) -> None:
         self._live.__exit__(*details)
         for note in self._notes:
-            click.echo(note, err=True)
+            say(note)
 
     def tell(self, tuned: Tuned) -> None:
         """Write the outcome of a shape of a suite, above the table."""

@@ -258,6 +258,7 @@ def requests(connection: Connection, idle_s: float | None = None) -> Iterator[An
 def _run(connection: Connection, parent: int) -> None:
     """Tie this process to its parent and run the service named by the next message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal; it is the parent's to handle as well
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above

@@ -30,9 +30,17 @@ class Budget:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        counts = [each for each in (self.evaluations, self.patience) if each is not None]
-        if not self.seconds > 0 or any(each < 1 for each in counts):
-            raise UsageError(f"{self!r} is out of range: give positive seconds and numbers of candidates")
+        try:
+            object.__setattr__(self, "seconds", float(self.seconds))
+            wrong = not self.seconds > 0
+            for name in ("evaluations", "patience"):
+                if (count := getattr(self, name)) is not None:
+                    object.__setattr__(self, name, operator.index(count))
+                    wrong = wrong or count < 1
+        except (TypeError, ValueError):
+            wrong = True
+        if wrong:
+            raise UsageError(f"{self!r:.99} is out of range: give positive seconds and numbers of candidates")
 
     @classmethod
     def of(cls, budget: Budget | str | int) -> Budget:
@@ -45,7 +53,8 @@ class Budget:
             return budget
         if not isinstance(budget, str | bool):
             with suppress(TypeError):
-                budget = str(operator.index(budget))
+                count = operator.index(budget)
+                budget = str(max(-1, min(count, int(MOST))))  # beyond, the text may be endless
         if not isinstance(budget, str):
             raise UsageError(f"budget {budget!r:.60} is not understood: {_WAYS}")
         return cls.parse(budget)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM held back until a loop asks for them, where it can stop: nothing is cut in half."""
+"""Ctrl-C, SIGTERM and SIGHUP held back until a loop asks where it can stop: nothing is cut in half."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Any
 
 PATIENCE_S = 0.4  # after which a loop that does not ask is cut all the same
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Holds both signals back while it is entered; `check` lets one through.
+    """Holds the signals back while it is entered; `check` lets one through.
 
     A signal that the process would not survive anyway (no handler) or ignores is left alone, and so is
     everything outside the main thread, where Python delivers no signals.
