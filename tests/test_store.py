@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from made_records import H200, made
 
 from autotune.cli import main
+from autotune.errors import UsageError
 from autotune.paths import data_dir
 from autotune.records import RecordedDevice, Store, read
 from autotune.space.space import Config
@@ -100,3 +103,16 @@ def test_the_fastest_of_some_families_or_the_newest_estimate(tmp_path):
     store.write(record)
     assert store.best(RecordedDevice.of(H200), ["naive", "sgemm"], problem) == record
     assert store.best(H200, ["naive"], problem) is None
+
+
+def test_a_folder_may_be_named_in_every_plain_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in (str(tmp_path / "x"), tmp_path / "x", os.fsencode(tmp_path / "x"), "~/x", Path("~/x")):
+        assert Store(named).root == tmp_path / "x"
+    assert Store("x").root == Path("x")
+
+
+@pytest.mark.parametrize("named", ["", b"", 3, ["x"], True, "a\0b", 1.5])
+def test_what_names_no_folder_is_one_line(named):
+    with pytest.raises(UsageError, match=r"^root .* is not the path of a folder: give one"):
+        Store(named)

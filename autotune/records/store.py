@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from autotune.code.depot import Depot
-from autotune.errors import RecordError
+from autotune.errors import RecordError, UsageError
 from autotune.paths import cache_dir, data_dir, write_file
 from autotune.records.files import (
     Filed,
@@ -55,7 +55,10 @@ class Store:
     Only the user's folder is ever written.
 
     Args:
-        root: The user's folder; `autotune.paths.cache_dir` when not given.
+        root: The user's folder, in which ``~`` is their home; `autotune.paths.cache_dir` when not given.
+
+    Raises:
+        UsageError: The root is no path.
 
     Attributes:
         root: The user's folder.
@@ -63,7 +66,7 @@ class Store:
     """
 
     def __init__(self, root: Path | str | None = None) -> None:
-        self.root = cache_dir() if root is None else Path(root)
+        self.root = cache_dir() if root is None else _named(root)
         shipped = data_dir("cache")
         self.shipped = shipped if shipped.is_dir() and not _same(self.root, shipped) else None
 
@@ -290,6 +293,19 @@ def _sound(path: Path, belongs: Callable[[Record], Path]) -> Record | None:
         warnings.warn(f"record ignored: {error}", stacklevel=4)
         return None
     return record
+
+
+def _named(root: object) -> Path:
+    """Return the folder that the user named."""
+    try:
+        path = os.path.expanduser(os.fsdecode(root))  # type: ignore[arg-type]  # that is what is found out
+    except TypeError:
+        path = ""
+    if not path or "\0" in path:
+        raise UsageError(
+            f"root {root!r:.60} is not the path of a folder: give one, or None for the usual one"
+        )
+    return Path(path)
 
 
 def _folders(root: Path) -> list[str]:
