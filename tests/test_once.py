@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.kernel.once import Once
 
 FORKED = """
@@ -70,14 +73,31 @@ kernel._made = made
 """
 
 
+PROPERTY = """
+from autotune.values.lazy import cached_property
+class Facts:
+    def __init__(self, wait):
+        self.wait, self.asked = wait, threading.Event()
+    @cached_property
+    def value(self):
+        self.asked.set()
+        time.sleep(self.wait)
+        return object()
+slow, quick = Facts(600), Facts(0)
+threading.Thread(target=lambda: slow.value, daemon=True).start()
+slow.asked.wait()
+"""
+
+
 @pytest.mark.parametrize(
     ("before", "inside"),
     [
         (LOADING, "assert (multiply.matmul(a, b, device='simulator') == 4).all()"),
         (VARIANT, "assert (kernel(a, b) == 4).all()"),
         (COMPILING, "assert cubins.load_or_compile(TEXT % 2, *words, depot=depot).cubin"),
+        (PROPERTY, "assert quick.value is quick.value"),
     ],
-    ids=["a kernel is loaded", "a variant is made", "a text is compiled"],
+    ids=["a kernel is loaded", "a variant is made", "a text is compiled", "a property is computed"],
 )
 def test_a_process_that_is_forked_while(before, inside, tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path))
@@ -142,3 +162,11 @@ def test_threads_find_one_machine(make, monkeypatch):
         thread.join()
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
+
+
+def test_no_property_of_ours_holds_a_lock():
+    """See `autotune.values.lazy`."""
+    package = Path(autotune.__file__).parent
+    texts = {path.relative_to(package): path.read_text() for path in package.rglob("*.py")}
+    users = [str(path) for path, text in texts.items() if re.search(r"functools.*cached_property", text)]
+    assert users == ["values/lazy.py"]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import ToolchainError
+from autotune.values.lazy import cached_property
 
 _LIBRARY = "libnvrtc.so"
 _WHEEL_FOLDERS = ("nvidia/cu[0-9]*/lib", "nvidia/cuda_nvrtc/lib")  # CUDA 13 and later; CUDA 12
@@ -72,7 +73,7 @@ class Nvrtc:
             f"or set AUTOTUNE_NVRTC (loaded: {self.path})"
         )
 
-    @functools.cached_property
+    @cached_property
     def build(self) -> str:
         """The full version, such as "13.0.88", by which two releases of one minor version are told apart.
 

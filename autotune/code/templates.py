@@ -14,13 +14,14 @@ import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import SpaceError
 from autotune.paths import data_dir
 from autotune.space.space import Space
+from autotune.values.lazy import cached_property
 
 if TYPE_CHECKING:
     import jinja2

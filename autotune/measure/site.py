@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 
 from cupy.cuda import runtime
@@ -19,6 +19,7 @@ from autotune.measure.cuda import EventTimer, Gpu, LoadedModule
 from autotune.measure.timing import time_candidate
 from autotune.measure.verify_kernels import VerifyKernels, compile_kernels
 from autotune.values.device import Device
+from autotune.values.lazy import cached_property
 from autotune.values.measurement import GpuFacts
 
 COPY_BYTES = 1 << 30  # far beyond any L2 cache

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from autotune.code.depot import Depot
@@ -29,6 +28,7 @@ from autotune.records.files import (
 from autotune.records.schema import Record, RecordedDevice
 from autotune.values import typed
 from autotune.values.device import Device
+from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
 
 

@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from autotune.measure.worker import GpuWorker
 from autotune.model.account import roofline_ms, traffic_bytes
 from autotune.records import Store
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
+from autotune.values.lazy import cached_property
 from autotune.values.measurement import L2, MeasuredTrial, Method
 from autotune.values.suite import Shape
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from autotune.simulator.faults import Fault, FaultKind, Stop
+from autotune.values.lazy import cached_property
 
 WARP = 32
 WARPGROUP = 4  # warps

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from autotune.errors import SpaceError
 from autotune.paths import data_dir
 from autotune.space.expression import Expression
 from autotune.space.statements import HEAD, Reader, SpaceFile, codes_of, digest_of
+from autotune.values.lazy import cached_property
 
 _SHARED = ("derived", "constraints", "search", "launch")  # what files may have in common
 _CHANGEABLE = ("parameters", "constraints", "search", "presets")

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ from autotune.paths import data_dir
 from autotune.space.file import Heading, read_heading, read_space_file
 from autotune.space.statements import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice
 from autotune.values.device import Device
+from autotune.values.lazy import cached_property
 from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed

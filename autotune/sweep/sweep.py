@@ -6,7 +6,6 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +17,7 @@ from autotune.outside import printable
 from autotune.records.trials import TrialHeader
 from autotune.space.space import Legal
 from autotune.values import typed
+from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
 
 Statistic = Literal["median", "mean"]  # what the time of a config is of its launches

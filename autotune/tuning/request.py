@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from autotune.tuning.budget import Budget
 from autotune.tuning.limits import COMPILE_TIMEOUT_S
 from autotune.tuning.progress import Progress, Watcher
 from autotune.values.device import Device, whole_number
+from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
 
 
