@@ -265,6 +265,13 @@ def test_texts_without_a_kernel_are_one_line(text: str, message: str) -> None:
     one_line(caught.value)
 
 
+def test_where_no_process_can_be_started_texts_are_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "")
+    a = np.zeros(32, np.float32)
+    simulate(f"// here\n{FILL}", 1, 32, [a]).raise_if_faulty()
+    assert a.all()
+
+
 def test_a_text_is_compiled_once() -> None:
     from autotune import simulator
 

@@ -120,7 +120,7 @@ class Emitter:
         return self._named(DTYPES[kind](value))
 
     def _named(self, value: Any) -> str:
-        name = f"K_{value.dtype.name}_{value.tobytes().hex()}"
+        name = f"K_{type(value).__name__}_{value.tobytes().hex()}"
         self.names[name] = value
         return name
 
@@ -200,9 +200,11 @@ class Emitter:
 
     def access(self, x: Instruction, space: str, kind: str, element: str, count: int, offset: int) -> str:
         """Register one memory instruction and return its name in the statements."""
-        name, dtype = f"A{self.index}_{space}", np.dtype(DTYPES[element])
-        size = dtype.itemsize * count
-        self.names.setdefault(name, Access(space, kind, dtype, count, size, offset, x.opcode, x.line))
+        name = f"A{self.index}_{space}"
+        if name not in self.names:
+            dtype = np.dtype(DTYPES[element])
+            size = dtype.itemsize * count
+            self.names.setdefault(name, Access(space, kind, dtype, count, size, offset, x.opcode, x.line))
         return name
 
     def address(self, operand: str) -> tuple[str, int]:

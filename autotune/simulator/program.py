@@ -20,6 +20,7 @@ from autotune.simulator.ptx import Instruction, Kernel, integer, parse_kernel
 
 BlockFunction = Callable[[Any, Any], None]
 _RUNS = {"fma.rn.f32": 3, "mul.f32": 2, "mul.rn.f32": 2, "mov.f32": 1, "mov.b32": 1, "mov.u32": 1}
+_ROWS_USED = re.compile(rf"(?<![\w.])({'|'.join(ROW_NAMES)})\[")
 _SHORTEST_RUN = 4
 _REDUCTIONS = ("popc", "and", "or")
 _UFUNCS = (
@@ -220,8 +221,8 @@ class Program:
                 lines.extend(emit(self.layout, x, index, masked))
                 index += 1
         text = "\n ".join(lines)
-        used = [name for name in ROW_NAMES if re.search(rf"(?<![\w.]){name}\[", text)]
-        head = "".join(f" {name} = M.{name}\n" for name in used)
+        used = set(_ROWS_USED.findall(text))
+        head = "".join(f" {name} = M.{name}\n" for name in ROW_NAMES if name in used)
         source = f"def block(M, m):\n{head} {text or 'pass'}\n"
         made: dict[str, BlockFunction] = {}  # not the namespace, which threads share
         exec(compile(source, f"<{self.kernel.name}, block {number}>", "exec"), self._namespace, made)
