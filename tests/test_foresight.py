@@ -18,7 +18,7 @@ from autotune.search.candidates import Candidates
 from autotune.space.space import Space
 from autotune.tuning import foresight
 from autotune.tuning.budget import Budget
-from autotune.tuning.ranking import order, ordered
+from autotune.tuning.ranking import ordered
 from autotune.tuning.request import Request
 from autotune.tuning.tuner import run
 from autotune.values.device import known_devices
@@ -40,19 +40,19 @@ CUBE, SMALL = Problem(4096, 4096, 4096), Problem(130, 96, 72)
 
 def test_the_order_takes_every_estimate_once_before_any_twice():
     legal = SGEMM.enumerate(CUBE, H200)
-    ordered = order(SGEMM, legal, CUBE, H200)
-    assert sorted(ordered) == list(range(len(legal)))
+    order = list(ordered(Candidates([SGEMM], CUBE, H200), 0))
+    assert sorted(order) == list(range(len(legal)))
     cost = estimate_columns(SGEMM, SGEMM.columns(legal, CUBE, H200), CUBE, H200).astype(np.float32)
     distinct = len(np.unique(cost))
-    first = cost[ordered[:distinct]]
+    first = cost[order[:distinct]]
     assert (np.diff(first) > 0).all()
     assert 1000 < distinct < len(legal)
-    assert cost[ordered[distinct]] == cost[ordered[0]]  # the second round begins with the best again
+    assert cost[order[distinct]] == cost[order[0]]  # the second round begins with the best again
 
 
 def test_ties_go_to_the_point_nearest_to_a_preset_and_then_to_chance():
     legal = SGEMM.enumerate(CUBE, H200)
-    one, same, other = (order(SGEMM, legal, CUBE, H200, seed) for seed in (0, 0, 1))
+    one, same, other = (list(ordered(Candidates([SGEMM], CUBE, H200), seed)) for seed in (0, 0, 1))
     assert one == same
     assert one != other
     winner = legal.index(SGEMM.presets["long_block"])
@@ -192,7 +192,7 @@ def test_several_families_share_one_order(tmp_path):
     assert sorted(numbers) == list(range(len(candidates)))
     legal = candidates.families[0].legal
     own = [number for number in numbers if number < len(legal)]
-    assert own == order(SGEMM, legal, SMALL, H200, 0)
+    assert own == list(ordered(Candidates([SGEMM], SMALL, H200), 0))
     assert {candidates.place(number)[0] for number in numbers[:20]} == {0, 1}
 
 

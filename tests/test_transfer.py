@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,7 @@ def test_rejected_and_strange_lines_are_left_out(tmp_path: Path, legal: Legal, k
         {"config": {"BM": 64}, "outcome": "measured", "median_ms": 0.1},
         {"config": dict(known[5]), "outcome": "measured", "median_ms": "fast"},
         {"config": dict(known[5]), "outcome": "measured", "median_ms": -1},
+        {"config": dict(known[5]), "outcome": "measured", "median_ms": 10**400},
         {"config": [1], "outcome": "measured", "median_ms": 0.1},
         {"config": {**known[5], "BM": [1]}, "outcome": "measured", "median_ms": 0.1},
         {"outcome": "measured"},
@@ -183,6 +185,7 @@ def test_broken_logs_are_left_out(tmp_path: Path, legal: Legal, known: list[Conf
     for number, content in enumerate(contents, 1):
         good.with_name(f"sgemm_f32_nn_m{number}_n1_k1_beta0_ffma.trials.jsonl").write_bytes(content)
     good.with_name("sgemm_f32_nn_m9_n9_k9_beta0_ffma.trials.jsonl").mkdir()
+    os.mkfifo(good.with_name("sgemm_f32_nn_m8_n8_k8_beta0_ffma.trials.jsonl"))
     starts = warm_starts(SPACE, legal, HERE, H200, Store(tmp_path), 16)
     assert [legal.config(index) for index in starts] == known[:1]
 

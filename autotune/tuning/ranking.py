@@ -14,23 +14,14 @@ from autotune.values.device import Device
 from autotune.values.problem import Problem
 
 
-def order(space: Space, legal: Legal, problem: Problem, device: Device, seed: int = 0) -> list[int]:
-    """List all legal points, most promising first by the estimate that needs no compiling.
-
-    The model is blind to some parameters, so many points tie. Of each such set only the point nearest to a
-    preset comes in the first round, chance deciding between several; then one more of each, and so on.
-
-    Raises:
-        ConfigError: There is no model for the space.
-    """
-    points, _, _ = _ranked(space, legal, problem, device, seed)
-    return [int(point) for point in points]
-
-
 def _ranked(
     space: Space, legal: Legal, problem: Problem, device: Device, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
-    """Order a legal list as `order` says; of each point its round and its estimate too."""
+    """Return the legal points in their order, and of each its round and its estimate.
+
+    The model is blind to some parameters, so many points tie. Of each such set only the point nearest to a
+    preset comes in the first round, chance deciding between several; then one more of each, and so on.
+    """
     cost = estimate_columns(space, space.columns(legal, problem, device), problem, device).astype(np.float32)
     best_first = np.lexsort((_chance(legal, seed), _steps(space, legal), cost))
     ranked = cost[best_first]

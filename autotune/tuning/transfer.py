@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from autotune.errors import AutotuneError, RecordError
 from autotune.families.estimate import estimate_columns
+from autotune.outside import read_bytes
 from autotune.records import Store
-from autotune.records.trials import TrialHeader, read_header, trials_path
+from autotune.records.trials import LIMIT, TrialHeader, read_header, trials_path
 from autotune.space.space import Legal, Space
 from autotune.values.device import Device, known_devices
 from autotune.values.problem import Problem
@@ -131,7 +132,7 @@ def _measured(path: Path, legal: Legal) -> tuple[NDArray[np.int16], NDArray[np.f
     places = [{value: i for i, value in enumerate(legal.choices[name])} for name in legal.names]
     latest: dict[tuple[int, ...], float] = {}
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path, LIMIT).split(b"\n")
     except OSError:
         lines = []
     for line in lines:
@@ -143,7 +144,7 @@ def _measured(path: Path, legal: Legal) -> tuple[NDArray[np.int16], NDArray[np.f
             row = tuple(place[config[name]] for place, name in zip(places, legal.names, strict=True))
             if trial["outcome"] == "measured" and 0 < time < math.inf:
                 latest[row] = time
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     rows = np.array(list(latest), np.int16).reshape(-1, len(legal.names))
     return rows, np.array(list(latest.values()))
