@@ -12,6 +12,8 @@ from typing import IO
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent
+NOWHERE = Path(os.devnull) / "autotune"  # records of a user without a home: nothing can be there
+NO_HOME = "there is no home directory to keep anything in: set AUTOTUNE_CACHE_DIR to a folder, or HOME"
 
 
 def in_checkout() -> bool:
@@ -34,7 +36,10 @@ def install_command(extra: str) -> str:
 
 
 def cache_dir() -> Path:
-    """Return the folder of records: ``AUTOTUNE_CACHE_DIR``, the checkout's ``cache/``, or the user's own."""
+    """Return the folder of records: ``AUTOTUNE_CACHE_DIR``, the checkout's ``cache/``, or the user's own.
+
+    `NOWHERE` for a user without a home, such as a number that the system has no name for in a container.
+    """
     chosen = os.environ.get("AUTOTUNE_CACHE_DIR")
     if chosen:
         return Path(os.path.expanduser(chosen))
@@ -42,7 +47,11 @@ def cache_dir() -> Path:
         return _CHECKOUT / "cache"
     import platformdirs
 
-    return platformdirs.user_cache_path("autotune")
+    try:
+        found = platformdirs.user_cache_path("autotune")
+    except RuntimeError:  # neither HOME nor an entry in the password database
+        return NOWHERE
+    return found if found.is_absolute() else NOWHERE
 
 
 @contextmanager

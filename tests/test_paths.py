@@ -5,9 +5,12 @@ import stat
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotune import paths
+from autotune.errors import RecordError
+from autotune.records import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +39,38 @@ def test_records_of_an_installed_package_are_kept_for_the_user(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(paths, "_CHECKOUT", tmp_path / "site-packages")
     assert paths.cache_dir() == tmp_path / "autotune"
+
+
+@pytest.fixture
+def homeless(tmp_path, monkeypatch):
+    """An installed package and a user that the system does not know."""
+    for name in ("HOME", "XDG_CACHE_HOME", "AUTOTUNE_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: (_ for _ in ()).throw(KeyError(number)))
+    monkeypatch.setattr(paths, "_CHECKOUT", tmp_path / "site-packages")
+    monkeypatch.setattr(paths, "_PACKAGE", tmp_path / "package")
+    (tmp_path / "package").mkdir()
+    for name in ("cache", "templates", "search_spaces"):
+        (tmp_path / "package" / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_who_has_no_home_is_served_what_is_shipped_and_told_that_nothing_is_kept(
+    homeless, tmp_path, monkeypatch
+):
+    from autotune.kernel import best, multiply
+    from autotune.kernel.once import Once
+
+    assert paths.cache_dir() == paths.NOWHERE
+    monkeypatch.setattr(best, "_told", {})
+    monkeypatch.setattr(multiply, "_kernels", Once())
+    a, b = np.ones((8, 4), np.float32), np.ones((4, 6), np.float32)
+    with pytest.warns(UserWarning, match="compiled kernels are not kept: there is no home directory"):
+        assert (multiply.matmul(a, b, device="simulator") == 4).all()
+    assert best.best_kernel(1024, 1024, 1024, device="simulator").served == "exact"
+    with pytest.raises(RecordError, match="there is no home directory to keep anything in: set AUTOTUNE"):
+        Store().check_writable()
+    assert [path.name for path in tmp_path.iterdir()] == ["package"]
 
 
 def test_the_environment_chooses_the_folder_of_records(tmp_path, monkeypatch):

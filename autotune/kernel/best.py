@@ -15,6 +15,7 @@ from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
 from autotune.kernel.kernel import CheckedKernel, Kernel, Machine, compiled, raise_fault
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
+from autotune.paths import NO_HOME, NOWHERE
 from autotune.records import Store
 from autotune.space.space import Space, families
 from autotune.values.device import whole_number
@@ -147,6 +148,8 @@ def load(
             else:
                 for line in _differences(choice, outcome, machine):
                     _tell(line)
+                if store.root == NOWHERE:
+                    _tell(f"compiled kernels are not kept: {NO_HOME}")
                 return kernel
         else:
             why = f"it does not compile: {outcome.why}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from autotune.code.nvrtc import same_build
 from autotune.errors import ProblemError, RecordError
+from autotune.paths import NO_HOME, NOWHERE
 from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
 from autotune.values import jsontext, typed
 from autotune.values.device import Device
@@ -185,7 +186,9 @@ def differences(record: Record, *, nvrtc: str | None, driver: str | None) -> lis
 
 
 def unwritable(path: Path, error: OSError) -> RecordError:
-    """Say in one line that a path cannot be written, and what to do."""
+    """Return an error that says in one line that a path cannot be written, and what to do."""
+    if path.is_relative_to(NOWHERE):
+        return RecordError(NO_HOME)
     return RecordError(
         f"{path} cannot be written ({error.strerror}): set AUTOTUNE_CACHE_DIR to a folder that can"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.code.depot import Depot
 from autotune.errors import RecordError, UsageError
-from autotune.paths import cache_dir, data_dir, write_file
+from autotune.paths import NOWHERE, cache_dir, data_dir, write_file
 from autotune.records.files import (
     Filed,
     content_of,
@@ -72,8 +72,9 @@ class Store:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that are looked into, the user's own first."""
-        return (self.root,) if self.shipped is None else (self.root, self.shipped)
+        """The folders that are looked into, the user's own first if there can be one."""
+        own = () if self.root == NOWHERE else (self.root,)
+        return own if self.shipped is None else (*own, self.shipped)
 
     @cached_property
     def depot(self) -> Depot:
