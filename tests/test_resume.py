@@ -302,3 +302,13 @@ def test_a_candidate_without_an_outcome_is_measured_by_the_next_run(bench, monke
     monkeypatch.delenv("STUB_STARVED")
     record = bench.tune()
     assert (record.search.seen, record.search.resumed, record.search.complete) == (TOTAL, TOTAL - 1, True)
+
+
+def test_finalists_that_cannot_be_compiled_now_end_the_run_and_not_their_records(bench, monkeypatch):
+    record = bench.tune(budget="10")
+    with monkeypatch.context() as killed:
+        killed.setattr("autotune.code.compiler._SERVICE", "stub_gpu:killed_compiler")
+        with pytest.raises(MachineError, match=r"^the machine failed twice while it compiled a finalist: "):
+            bench.tune(budget="10")
+    assert len(bench.outcomes()) == 10
+    assert bench.tune(budget="10").config == record.config

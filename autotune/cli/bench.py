@@ -35,7 +35,7 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     is_flag=True,
     help="Launch all one by one; without it all are replayed as CUDA graphs.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Of the operands; drawn anew when not given.")
+@click.option("--seed", type=click.IntRange(min=0), help="Of the operands; random when not given.")
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
 @file_option("--markdown", "Write the table into this file.")
 @cache_option

@@ -219,7 +219,7 @@ class _Worker:
     deadline: float = 0.0  # of the pool's clock
     extensions: int = 0
     cpu_before: float = 0.0
-    forgotten: bool = False  # nobody wants the outcome of the job
+    forgotten: bool = False  # the outcome of the job is not wanted any more
 
 
 class CompilePool:
@@ -253,7 +253,7 @@ class CompilePool:
             pass
 
     def submit(self, key: Hashable, text: str, entry: str, arch: str, options: tuple[str, ...] = ()) -> None:
-        """Compile as `compile_text` does; `collect` returns the outcome beside ``key``, which stays here."""
+        """Compile as `compile_text` does; `collect` returns the outcome with its ``key``."""
         if self._closed:
             raise ValueError("the compile pool is closed")
         self._queue.append(_Job(key, (text, entry, arch, options)))
@@ -303,7 +303,7 @@ class CompilePool:
             wait(self.waitables, min(remaining, limit))
 
     def drop(self) -> None:
-        """Forget what was not collected; a compile that runs goes on, within its limit, for nobody."""
+        """Forget what was not collected; a compile that runs ends, within its limit, and is ignored."""
         self._queue.clear()
         self._finished.clear()
         for worker in self._busy:

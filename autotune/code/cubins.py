@@ -2,7 +2,7 @@
 
 The key of a binary is the SHA-256 of the text without comments, the entry, the architecture, the options and
 the full version of NVRTC. Two compiles of one text need not give the same machine code, so a record's kernel
-is looked for under the NVRTC that it was measured with, and only compiled anew where nothing is found.
+is looked for under the NVRTC that it was measured with, and compiled again only where nothing is found.
 """
 
 from __future__ import annotations

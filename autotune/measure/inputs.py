@@ -1,6 +1,6 @@
 """Random operands on the GPU, with float64 references of their product, in one allocation with guard zones.
 
-`Inputs.damage` names what a kernel changed although it must not, and `Inputs.refill` draws everything anew.
+`Inputs.damage` names what a kernel changed although it must not, and `Inputs.refill` draws everything again.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ class Inputs:
         self.refill()
 
     def refill(self) -> None:
-        """Draw all operands anew, compute their references, restore the guards."""
+        """Draw all operands again, compute their references, restore the guards."""
         self._restore_guards()
         for inputs in self.sets:
             self._refill_set(inputs)
         self._sums = self._survey()[1]
 
     def redraw(self) -> InputSet:
-        """Draw operands and scalars anew in the place of the first set, with projections as sole references.
+        """Draw operands and scalars again in the place of the first set, with projections as sole references.
 
         `refill` before using that set again.
         """

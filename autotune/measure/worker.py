@@ -59,7 +59,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Blame:
-    """Whose fault the end of a child was, as it named them; None where it was nobody's."""
+    """Who was running when a child ended or failed, as it named them; None for its own work."""
 
     who: Any
     why: Rejected | MachineFault
@@ -75,7 +75,7 @@ class GpuWorker:
     Args:
         ordinal: CUDA ordinal of the GPU.
         problem: What every candidate computes; None where nothing but comparisons is asked for.
-        seed: Of inputs and samples; drawn anew when None.
+        seed: Of inputs and samples; random when None.
         cold: Time candidates with operands that are not in the L2 cache.
         tf32: Let cuBLAS compute in TF32 where a comparison asks for it.
         service: What the child runs.
@@ -167,7 +167,7 @@ class GpuWorker:
         timeout_s: float,
         entry: LogEntry | None = None,
     ) -> None:
-        """Have one candidate verified and timed; `collect` returns the outcome beside ``key``.
+        """Have one candidate verified and timed; `collect` returns the outcome with its ``key``.
 
         Args:
             key: Stays in this process.
@@ -202,7 +202,7 @@ class GpuWorker:
             self._wait(remaining)
 
     def turn_to(self, problem: Problem) -> None:
-        """Have the worker measure candidates of another problem from now on; it is `ready` anew.
+        """Have the worker measure candidates of another problem from now on; wait for `ready` again.
 
         What is pending is forgotten.
         """

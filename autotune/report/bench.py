@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Row:
-    """One shape and what became of it.
+    """One shape and its outcome.
 
     Attributes:
         shape: The shape.
@@ -262,7 +262,7 @@ def bench(
         ordinal: CUDA ordinal of the GPU.
         cold: Time with operands that are not in the L2 cache, all by graph replay.
         method: How all are launched: one by one, or as CUDA graphs, so that no gap between launches counts.
-        seed: Of the operands; drawn anew when None.
+        seed: Of the operands; random when None.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
         tell: Told of every shape when it is done.
         service: What the child runs.

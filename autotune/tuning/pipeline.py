@@ -174,6 +174,9 @@ class Pipeline:
         """Return candidates with text and machine code, compiling those that are not kept.
 
         One that no longer compiles is left out.
+
+        Raises:
+            MachineError: The machine failed twice with one.
         """
         wanted = list(indices)
         missing = [index for index in wanted if index not in self._kept]
@@ -184,6 +187,11 @@ class Pipeline:
                 self._pool.submit(index, source.text, source.entry, self._device.arch)
             while self._pool.pending:
                 for key, binary in self._pool.collect(LOOK_S):
+                    if isinstance(binary, MachineFault):
+                        raise MachineError(
+                            f"the machine failed twice while it compiled a finalist: {binary.why}. "
+                            "Free memory, or stop what disturbs it, and call again: what was measured is kept"
+                        )
                     if isinstance(binary, Binary):
                         self._kept[int(str(key))] = Built(sources[int(str(key))], binary)
         return {index: self._kept[index] for index in wanted if index in self._kept}

@@ -1,1 +1,1 @@
-"""Facts that are passed between all others: problems, devices, suites."""
+"""Facts that are passed between all others: problems, devices, suites, measurements."""
