@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from made_records import made
 from test_gpu_worker import HARM, candidate
-from test_records import make_record
 
-from autotune import records
-from autotune.code.render import render
 from autotune.errors import Rejected
 from autotune.measure.comparison import Baseline, Comparison
 from autotune.measure.worker import GpuWorker
@@ -112,14 +110,7 @@ def test_stored_records_are_benched_from_end_to_end(device, tmp_path):
         (Problem(1021, 1021, 100, "nt", 1), -1.0, 1.0),
     ):
         config = space.fitted(space.presets["tiny_block"], problem, device)
-        source = render(space, config, problem, device)
-        record = make_record(
-            problem=problem,
-            device=records.RecordedDevice.of(device),
-            config=config,
-            launch=source.launch,
-            code_digest=source.code_digest,
-        )
+        record = made(problem, config=config, device=device)
         Store(tmp_path).write(record)
         shapes.append(Shape(str(problem), problem, alpha, beta))
     shapes.append(replace(shapes[0], id="none", problem=Problem(257, 256, 256)))
