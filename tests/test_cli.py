@@ -7,7 +7,9 @@ import statistics
 import subprocess
 import sys
 import time
+import types
 
+import click
 import pytest
 from made_records import H200 as NAMED_H200
 from made_records import made
@@ -29,7 +31,7 @@ def run(tmp_path, monkeypatch, capsys):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "records"))
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["autotune", *map(str, words)])
@@ -129,6 +131,115 @@ def test_a_start_is_quick(words, limit_s):
         subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True)
         seconds.append(time.perf_counter() - started)
     assert statistics.median(seconds[1:]) < limit_s, seconds
+
+
+# -- whatever goes wrong is one line -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Return a function that makes ``autotune doctor`` raise an error."""
+
+    def breaks(error):
+        @click.command()
+        def command():
+            raise error
+
+        monkeypatch.setitem(sys.modules, "autotune.cli.doctor", types.SimpleNamespace(command=command))
+
+    return breaks
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a\nb\x1b[31m" + "c" * 5000), RecursionError("deep"), MemoryError(), KeyError("k")]
+)
+def test_a_foreign_error_is_one_line_with_its_type_and_place(broken, run, error):
+    broken(error)
+    status, out, err = run("doctor")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"autotune: {type(error).__name__} at ")
+    assert ", line " in err
+    assert "--debug" in err
+    assert err.count("\n") == 1
+    assert len(err) < 600
+    assert err[:-1].isprintable()
+
+
+def test_a_foreign_error_of_the_package_names_its_module(monkeypatch, run):
+    monkeypatch.setattr("autotune.records.Store.entries", lambda *_, **__: 1 // 0)
+    assert "ZeroDivisionError at autotune/cli/show.py, line " in run("show")[2]
+
+
+def test_debug_shows_the_traceback(broken, run, monkeypatch):
+    broken(ValueError("why"))
+    monkeypatch.setattr(sys, "argv", ["autotune", "--debug", "doctor"])
+    with pytest.raises(ValueError, match="why"):
+        main()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (PermissionError(13, "Permission denied", "some\nfile"), r"some\nfile: Permission denied"),
+    ],
+)
+def test_an_error_of_the_system_is_its_words(broken, run, error, says):
+    broken(error)
+    assert run("doctor") == (1, "", f"autotune: {says}\n")
+
+
+def test_a_group_alone_shows_its_help(run):
+    status, out, err = run("cache")
+    assert (status, err) == (0, "")
+    assert out == run("cache", "--help")[1]
+    assert "\n  verify" in out
+
+
+HOSTILE = "a\x1b]0;b\x07\x9b31m\x00c\rd"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", *CUBE, "--family", HOSTILE.replace("\x00", "")],
+        ["emit", *CUBE, *H200, "--preset", HOSTILE],
+        ["tune", "--suite", HOSTILE.replace("\x00", "")],
+        ["explain", HOSTILE, *CUBE, *H200],
+        ["replay", HOSTILE.replace("\x00", "")],
+        ["no" + HOSTILE],
+        ["cache", HOSTILE],
+        ["space", *CUBE, "--target", HOSTILE],
+    ],
+    ids=lambda words: words[0][:7],
+)
+def test_control_characters_in_words_are_escapes(run, words):
+    _, out, err = run(*words)
+    assert out == ""
+    assert all(each in "\n\t" or each.isprintable() for each in err)
+    assert err.count("\n") == 1
+
+
+def test_control_characters_of_records_and_templates_are_escapes(run, tmp_path):
+    path = Store(tmp_path / "records").write(made(Problem(4096, 4096, 4096), ms=3.0))
+    path.write_text(path.read_text().replace('"NVIDIA H200"', '"NVIDIA\\u001b[31m H200"'))
+    (tmp_path / "mine.toml").write_text(
+        'family = "mine"\nsummary = "a\\u001b[31mb"\n[parameters]\n'
+        'BM = { values = [32], meaning = "\\u001b" }\n'
+        '[launch]\ngrid = "1"\nblock = "BM"\nshared_bytes = "0"\n'
+    )
+    (tmp_path / "mine.cu.jinja").write_text('// \x1b[31m\nextern "C" __global__ void mine() {}\n')
+    mine = [*CUBE, *H200, "--space", tmp_path / "mine.toml"]
+    for words in (
+        ["show"],
+        ["show", *CUBE],
+        ["cache", "list"],
+        ["space", *mine],
+        ["emit", *mine, "--set", "BM=32"],
+    ):
+        _, out, err = run(*words)
+        assert all(each in "\n\t" or each.isprintable() for each in out + err), words
+        assert out + err
 
 
 # -- bad problems --------------------------------------------------------------------------------------------

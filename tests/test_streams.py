@@ -97,3 +97,38 @@ with CompilePool(1) as pool:
     (tmp_path / "program.txt").write_text(program)
     command = f'-c "$(cat {tmp_path}/program.txt)"'
     assert python(command, tmp_path, gone=True) == (0, "f\n", "")
+
+
+# -- streams that take no more -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["show", f"emit --preset square_block {SIZES}", f"space {SIZES}", "--help"])
+def test_a_full_disk_is_one_line(tmp_path, words):
+    status, out, err = shell(f"{words} >/dev/full", tmp_path)
+    assert (status, out) == (1, "")
+    assert err == "autotune: standard output: cannot be written (No space left on device)\n"
+
+
+@pytest.mark.parametrize("words", ["show", f"emit --preset square_block {SIZES}", f"space {SIZES}", "--help"])
+@pytest.mark.parametrize("reader", ["true", "head -1"])
+def test_a_reader_that_wants_no_more_ends_it_silently(tmp_path, words, reader):
+    (tmp_path / "run").write_text(f"{sys.executable} -m autotune {words} 2>err | {reader}\n")
+    done = subprocess.run(["/bin/sh", "run"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0
+    assert (tmp_path / "err").read_text() in ("", "adapted to the problem: edge = guarded\n")
+
+
+def test_what_an_encoding_lacks_is_written_as_an_escape(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'family = "mine"\nsummary = "a → b"\n[parameters]\nBM = { values = [32] }\n'
+        '[launch]\ngrid = "1"\nblock = "BM"\nshared_bytes = "0"\n',
+        encoding="utf-8",
+    )
+    words = f"-X utf8=0 -m autotune space {SIZES} --space mine.toml"
+    os.environ["PYTHONIOENCODING"] = "latin-1"
+    try:
+        status, out, err = python(words, tmp_path)
+    finally:
+        del os.environ["PYTHONIOENCODING"]
+    assert (status, err) == (0, "")
+    assert r"mine: a \u2192 b" in out

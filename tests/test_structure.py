@@ -92,7 +92,7 @@ def test_the_modules_of_a_package_import_each_other_in_one_direction(package):
 @pytest.mark.parametrize("name", ["", *MODULES])
 def test_a_module_opens_with_a_sentence(name):
     text = ast.get_docstring(TREES[name])
-    assert text, "a module says first what it turns into what"
+    assert text, "a module says first what it is or does"
     assert text.split("\n\n")[0].rstrip().endswith((".", "?", ":"))
 
 

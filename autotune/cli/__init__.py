@@ -6,14 +6,17 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from autotune import __version__
-from autotune.cli.streams import lost_output, replace_closed, say
+from autotune.cli.streams import escaped_streams, lost_output, replace_closed, say
 from autotune.errors import AutotuneError
+from autotune.outside import printable
 
 COMMANDS = {  # name: (module, help); help stands here so that --help imports no command
     "tune": ("tune", "Search for the fastest kernel of a problem and store it."),
@@ -52,8 +55,12 @@ class LazyGroup(click.Group):
 
 
 INTERRUPTED = 130  # exit code, whichever signal it was
+LONGEST_MESSAGE = 300  # characters of a foreign error's text
 GRACE_S = 1.5  # from an interrupt to the end, whatever is under way
 _interrupted: list[int] = []
+_HELP_ASKED: tuple[type[click.UsageError], ...] = tuple(
+    [click.exceptions.NoArgsIsHelpError] if hasattr(click.exceptions, "NoArgsIsHelpError") else []
+)  # of Click 8.2; those before print the help themselves
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -88,7 +95,6 @@ def main() -> None:
 
     Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, by Ctrl-C, SIGTERM or a terminal that hung up.
     """
-    debug = "--debug" in sys.argv
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would wait for cores that compile
     replace_closed()
     _interrupted.clear()
@@ -98,37 +104,60 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN  # such as in a background job: it is meant to go on
     }
     try:
+        with escaped_streams():
+            status = _run("--debug" in sys.argv)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    sys.exit(status)
+
+
+def _run(debug: bool) -> int:
+    """Run the command that the words name; return the exit code."""
+    try:
         status = cli.main(standalone_mode=False, prog_name="autotune")
+        sys.stdout.flush()
         if not status and lost_output():
             say("autotune: standard output is closed: what was written there is lost")
-            status = 1
+            return 1
+        return status if isinstance(status, int) else 0
+    except _HELP_ASKED as error:  # a group without a command, as `autotune` alone
+        click.echo(error.format_message())
+        return 0
     except click.ClickException as error:
         words = " ".join(error.format_message().split()).removesuffix(".")
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
-        say(f"autotune: {words}{hint}")
-        status = error.exit_code
+        say(f"autotune: {printable(words)}{hint}")
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         say("autotune: interrupted")
-        status = INTERRUPTED
-    except AutotuneError as error:
+        return INTERRUPTED
+    except BrokenPipeError:  # who read stdout wants no more
+        return 1
+    except Exception as error:
+        if _interrupted:  # what the interrupt broke off, such as an import, says so in its own way
+            return INTERRUPTED
         if debug:
             raise
-        say(f"autotune: {error}")
-        status = error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()
-        status = 1
-    except OSError as error:
-        if debug:
-            raise
-        say(f"autotune: {error}")
-        status = 1
-    except Exception:
-        if not _interrupted:  # else what the interrupt broke off, such as an import, said so in its own way
-            raise
-        status = INTERRUPTED
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    sys.exit(status if isinstance(status, int) else 0)
+        say(f"autotune: {_line(error)}")
+        return error.exit_code if isinstance(error, AutotuneError) else 1
+
+
+def _line(error: Exception) -> str:
+    """Return an error as one line: ours and the system's by what they say, any other with where it arose."""
+    if isinstance(error, AutotuneError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return printable(error.strerror if error.filename is None else f"{error.filename}: {error.strerror}")
+    frames = traceback.extract_tb(error.__traceback__)
+    package = Path(__file__).parents[1]
+    ours = [frame for frame in frames if package in Path(frame.filename).parents]
+    frame = (ours or frames)[-1]
+    place = Path(frame.filename)
+    where = place.relative_to(package.parent) if package in place.parents else place.name
+    said = printable(" ".join(str(error).split()), LONGEST_MESSAGE)
+    return (
+        f"{type(error).__name__} at {where}, line {frame.lineno}{': ' if said else ''}{said} "
+        "(a fault of autotune: 'autotune --debug ...' shows more; please report it)"
+    )

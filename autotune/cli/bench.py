@@ -161,15 +161,17 @@ def _errors(report: Report, row: Row) -> list[str]:
 
 def show(report: Report) -> None:
     """Print the shapes, the geometric means, and which kernels ran."""
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
 
-    console = make_console()
-    console.print(f"{caption(report)}\n")
+    click.echo(f"{caption(report)}\n")
     versus = [f"vs {NAMES[library].removeprefix('best ')}" for library in report.libraries]
     errors = _error_columns(report)
-    shapes = make_table("shape", "group", "ms", "TFLOP/s", "GB/s", *versus, "of floor", *errors)
-    for column in shapes.columns[2:]:
-        column.justify = "right"
+    numbers = ("ms", "TFLOP/s", "GB/s", *versus, "of floor", *errors)
+    shapes = Table(
+        ("shape", "group", *numbers),
+        drop=("group", "GB/s", *errors, "of floor", "TFLOP/s"),
+        right=numbers,
+    )
     for row in report.timed:
         assert row.measured is not None
         shapes.add_row(
@@ -188,9 +190,9 @@ def show(report: Report) -> None:
             name = f"geometric mean of {mean.shapes}"
             shapes.add_row(name, mean.group, "", "", "", *ratios, _percent(mean.floor), *("" for _ in errors))
     if report.timed:
-        console.print(shapes)
+        shapes.echo()
         _worst(report)
-        console.print()
+        click.echo()
         _kernels(report)
     others = [row for row in report.rows if row.measured is None]
     if others:

@@ -73,7 +73,7 @@ def path_command(store: Store, as_json: bool) -> None:
 @json_option
 def list_command(store: Store, as_json: bool) -> None:
     """List the records, those of the package too, and say which no longer describe their code."""
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
 
     found = [(entry, _state(entry, store)) for entry in _entries(store)]
     if as_json:
@@ -82,7 +82,12 @@ def list_command(store: Store, as_json: bool) -> None:
     if not found:
         click.echo(f"{store.root} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
         return
-    table = make_table("device", "family", "problem", "ms", "TFLOP/s", "vs cuBLAS", "state", "created")
+    table = Table(
+        ("device", "family", "problem", "ms", "TFLOP/s", "vs cuBLAS", "state", "created"),
+        drop=("created", "TFLOP/s", "vs cuBLAS", "family", "device"),
+        wrap=("state",),
+        right=("ms", "TFLOP/s", "vs cuBLAS"),
+    )
     for entry, state in found:
         record = entry.record
         table.add_row(
@@ -95,7 +100,7 @@ def list_command(store: Store, as_json: bool) -> None:
             state,
             record.created[:10],
         )
-    make_console().print(table)
+    table.echo()
 
 
 def _state(entry: Entry, store: Store) -> str:

@@ -78,17 +78,19 @@ def command(
 
 def show(ladder: Ladder) -> None:
     """Print the table, and below it what each step changed and why one is slower than the one before."""
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
 
-    console = make_console()
     title = f"{ladder.problem} on {ladder.device.name}"
     if ladder.cublas is not None:
         title += f"; cuBLAS {ladder.cublas.median_ms:.4g} ms"
-    console.print(f"{title}{'' if ladder.measured else ': counted, not timed'}\n")
+    click.echo(f"{title}{'' if ladder.measured else ': counted, not timed'}\n")
     times = ("ms", "TFLOP/s", "of cuBLAS", "speed-up") if ladder.measured else ()
-    table = make_table("", "step", *times, "registers", "spilled", "occupancy", "loads", "reads")
-    for column in (table.columns[0], *table.columns[2:]):
-        column.justify = "right"
+    numbers = (*times, "registers", "spilled", "occupancy", "loads", "reads")
+    table = Table(
+        ("", "step", *numbers),
+        drop=("spilled", "speed-up", "reads", "loads", "occupancy", "registers"),
+        right=("", *numbers),
+    )
     for number, rung in enumerate(ladder.rungs, 1):
         row = [str(number), rung.step.name]
         if ladder.measured:
@@ -108,10 +110,10 @@ def show(ladder: Ladder) -> None:
             _number(rung.shared_reads, ",.0f"),
         ]
         table.add_row(*row)
-    console.print(table)
-    console.print("\nloads, reads: floats per output, from global and from shared memory", end="")
+    table.echo()
+    click.echo("\nloads, reads: floats per output, from global and from shared memory", nl=False)
     alone = any(rung.alone for rung in ladder.rungs)
-    console.print("; *: timed alone, the others in turns with cuBLAS\n" if alone else "\n")
+    click.echo("; *: timed alone, the others in turns with cuBLAS\n" if alone else "\n")
     if ladder.problem.layout != "nn":
         click.echo(
             "the sentences speak of layout nn: where A or B is transposed, other lanes are neighbours\n"

@@ -114,38 +114,40 @@ def _plain(sweep: Sweep, found: list[Replay], in_flight: int, workers: int) -> d
 
 
 def _write_table(sweep: Sweep, found: list[Replay], in_flight: int, workers: int) -> None:
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
     from autotune.sweep.replay import BY, FEW_LAUNCHES, GOAL, GPU_FIXED_S, LAUNCHES, WITHIN
 
-    console = make_console()
     best = sweep.best_ms
     near = int((sweep.time_ms <= best * (1 + GOAL / 100)).sum())
-    console.print(
+    click.echo(
         f"{sweep.name}: {len(sweep):,} configs, {_rejected(sweep):,} of them rejected; "
         f"best {best:.6g} ms, {near} within {GOAL} % of it"
     )
     ways = "one at a time" if in_flight == 1 else f"{in_flight} under way"
-    console.print(f"evaluations to within 10, 5, 2, 1 %: median of {found[0].seeds} seeds, {ways}")
+    click.echo(f"evaluations to within 10, 5, 2, 1 %: median of {found[0].seeds} seeds, {ways}")
     if sweep.compile_s is None:
-        console.print("seconds: not simulated, the sweep has no compile times (a column compile_s)")
+        click.echo("seconds: not simulated, the sweep has no compile times (a column compile_s)")
     else:
         gpu = (
             "recorded GPU times"
             if sweep.gpu_s is not None
             else f"{GPU_FIXED_S * 1e3:g} ms and {LAUNCHES} launches ({FEW_LAUNCHES} of slow ones) on the GPU"
         )
-        console.print(f"seconds: {workers} compilers, one GPU, asynchronous; recorded compile times, {gpu}")
+        click.echo(f"seconds: {workers} compilers, one GPU, asynchronous; recorded compile times, {gpu}")
     columns = [f"{per_cent} %" for per_cent in WITHIN]
     seconds = [] if sweep.compile_s is None else [f"s to {name}" for name in columns]
-    console.print()
-    table = make_table(
-        "strategy", *(f"to {name}" for name in columns), f"{GOAL} % by {BY}", *seconds, "ms a proposal"
+    click.echo()
+    counted = [f"to {name}" for name in columns]
+    share = f"{GOAL} % by {BY}"
+    table = Table(
+        ("strategy", *counted, share, *seconds, "ms a proposal"),
+        drop=("ms a proposal", *seconds, share, *counted[:2]),
     )
     for each in found:
         counts = [f">{each.limit}" if count is None else f"{count:g}" for count in each.evaluations.values()]
         clocks = ["-" if clock is None else f"{clock:.2f}" for clock in (each.seconds or {}).values()]
         table.add_row(each.strategy, *counts, f"{each.share:.1%}", *clocks, f"{each.proposal_ms:.1f}")
-    console.print(table)
+    table.echo()
 
 
 def _rejected(sweep: Sweep) -> int:

@@ -50,10 +50,12 @@ def _list(found: list[Record], folder: Path) -> None:
     if not found:
         click.echo(f"{folder} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
         return
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
 
-    table = make_table(
-        "device", "problem", "family", "evidence", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created"
+    table = Table(
+        ("device", "problem", "family", "evidence", "ms", "TFLOP/s", "vs cuBLAS", "seen", "created"),
+        drop=("seen", "created", "evidence", "family", "vs cuBLAS", "device"),
+        right=("ms", "TFLOP/s", "vs cuBLAS"),
     )
     for record in found:
         table.add_row(
@@ -67,22 +69,22 @@ def _list(found: list[Record], folder: Path) -> None:
             f"{record.search.seen} of {record.search.legal}",
             record.created[:10],
         )
-    make_console().print(table)
+    table.echo()
 
 
 def _rank(record: Record) -> None:
     """Rank the finalists, naming only the parameters in which they differ."""
     if not record.runners_up or record.timing is None:
         return
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
 
     timing = record.timing
     rows = [(record.config, timing.median_ms, timing.quantiles_ms, "winner")]
     for each in record.runners_up:
         rows.append((each.config, each.median_ms, each.quantiles_ms, "tied" if each.tied else ""))
     names = [name for name in record.config if len({config.get(name) for config, *_ in rows}) > 1]
-    table = make_table("rank", "ms", "10-90 %", "", *names)
+    table = Table(("rank", "ms", "10-90 %", "", *names))
     for rank, (config, median_ms, (low, _, high), mark) in enumerate(rows, 1):
         choices = (str(config.get(name)) for name in names)
         table.add_row(str(rank), f"{median_ms:.6g}", f"{low:.5g}-{high:.5g}", mark, *choices)
-    make_console().print(table)
+    table.echo()

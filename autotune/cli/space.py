@@ -77,20 +77,25 @@ def _write_json(space: Space, legal: Legal, problem: Problem, device: Device, se
 
 
 def _write_tables(space: Space, legal: Legal, problem: Problem, device: Device, seconds: float) -> None:
-    from autotune.cli.tables import make_console, make_table
+    from autotune.cli.tables import Table
 
-    console = make_console()
-    console.print(f"{space.family}: {space.summary}")
+    click.echo(f"{space.family}: {space.summary}")
     found = f"{legal.raw:,} points, {len(legal):,} legal, listed in {seconds * 1000:.0f} ms"
-    console.print(f"{problem} on {device.name}: {found}\n")
-    table = make_table("parameter", "values", "meaning")
+    click.echo(f"{problem} on {device.name}: {found}\n")
+    table = Table(("parameter", "values", "meaning"), wrap=("values", "meaning"))
     for name, values in space.parameters.items():
         table.add_row(name, " ".join(map(str, values)), space.meanings[name])
-    console.print(table)
+    table.echo()
     for narrows, title in ((False, "constraint"), (True, "search rule")):
-        table = make_table(title, "removed", "must hold", "because")
+        table = Table(
+            (title, "removed", "must hold", "because"),
+            drop=("must hold",),
+            wrap=("must hold", "because"),
+            right=("removed",),
+        )
         for rule, points in legal.removals:
             if rule.narrows == narrows:
                 table.add_row(rule.name, f"{points:,}", rule.expression.text, rule.reason)
-        console.print()
-        console.print(table)
+        if table.rows:
+            click.echo()
+            table.echo()

@@ -1,13 +1,17 @@
-"""Standard streams: those that were closed when the command began, and talk that need not arrive."""
+"""Standard streams: closed ones, control characters in what is written, and talk that need not arrive."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
+
+from autotune.outside import printable
 
 
 def replace_closed() -> None:
@@ -32,7 +36,81 @@ def replace_closed() -> None:
 
 def lost_output() -> bool:
     """Return whether something was written to standard output although it was closed."""
-    return isinstance(sys.stdout, _Nowhere) and sys.stdout.used
+    stream = sys.stdout.stream if isinstance(sys.stdout, _Escaped) else sys.stdout
+    return isinstance(stream, _Nowhere) and stream.used
+
+
+@contextmanager
+def escaped_streams() -> Iterator[None]:
+    """Write control characters of names and files as escapes, which a terminal would obey.
+
+    Characters that a stream's encoding lacks become escapes too.
+    """
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _Escaped(before[0], "standard output"), _Escaped(before[1], "standard error")
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for number, stream in enumerate(before, 1):
+            _flush_or_drop(stream, number)
+
+
+def raw_stderr() -> Any:
+    """Return stderr for what draws with control characters of its own."""
+    return sys.stderr.stream if isinstance(sys.stderr, _Escaped) else sys.stderr
+
+
+def _flush_or_drop(stream: Any, number: int) -> None:
+    """Write what a stream has buffered, or drop it: else the interpreter ends with a traceback."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+class _Escaped:
+    """A text stream that writes control characters, but for line breaks and tabs, as escapes.
+
+    Where it cannot write, the error names it.
+    """
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self.stream = stream
+        self._name = name
+
+    def write(self, text: str) -> int:
+        shown = text
+        if not text.isprintable():
+            shown = "".join(each if each in "\n\t" else printable(each) for each in text)
+        with self._named():
+            self.stream.write(shown)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._named():
+            self.stream.flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, f"cannot be written ({error.strerror})", self._name) from error
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def say(line: str) -> None:

@@ -15,7 +15,7 @@ import click
 from autotune.cli.options import cache_option, json_option, target_options, tune_command
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.streams import say
-from autotune.cli.tables import make_console, make_table
+from autotune.cli.tables import Table
 from autotune.cli.watchers import counts, watcher
 from autotune.errors import TuningError, UsageError
 from autotune.values.device import Device, chosen_gpus, gpu_count, has_gpu, named_device
@@ -196,13 +196,15 @@ def _report(found: list[Tuned], as_json: bool, seconds: float) -> None:
         ]
         click.echo(json.dumps(told, indent=2))
     else:
-        console = make_console()
-        table = make_table(
-            "shape", "problem", "ms", "TFLOP/s", "vs cuBLAS", "family", "candidates", "seconds", "", ""
+        table = Table(
+            ("shape", "problem", "ms", "TFLOP/s", "vs cuBLAS", "family", "candidates", "seconds", "", "why"),
+            drop=("candidates", "seconds", "family", "TFLOP/s", ""),
+            wrap=("why",),
+            right=("ms", "TFLOP/s", "vs cuBLAS", "seconds"),
         )
         for tuned in found:
             table.add_row(tuned.shape.id, str(tuned.shape.problem), *_cells(tuned))
-        console.print(table)
+        table.echo()
         ratios = [tuned.record.vs_cublas for tuned in winners if tuned.record and tuned.record.vs_cublas]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
         compared = f", {mean:.3f} x cuBLAS (geometric mean of {len(ratios)})" if mean else ""

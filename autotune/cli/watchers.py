@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.streams import say
+from autotune.outside import printable
 
 if TYPE_CHECKING:
     from autotune.tuning.campaign import Tuned
@@ -17,7 +18,7 @@ LOG_EVERY_S = 10.0
 
 
 def watcher() -> Board | Log:
-    """Choose the live table on a terminal, lines elsewhere."""
+    """Return the live table on a terminal, else what writes lines."""
     return Board() if sys.stderr.isatty() else Log()
 
 
@@ -96,7 +97,9 @@ class Board:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(console=Console(stderr=True), refresh_per_second=8, transient=True)
+        from autotune.cli.streams import raw_stderr
+
+        self._live = Live(console=Console(file=raw_stderr()), refresh_per_second=8, transient=True)
         self._stage = ""
         self._updated = 0.0
         self._notes: list[str] = []
@@ -112,7 +115,7 @@ class Board:
 
     def tell(self, tuned: Tuned) -> None:
         """Write the outcome of a shape of a suite, above the table."""
-        self._live.console.print(_told(tuned), markup=False, highlight=False)
+        self._live.console.print(printable(_told(tuned)), markup=False, highlight=False)
 
     def watch(self, progress: Progress) -> None:
         """Redraw, at most eight times a second."""
@@ -124,7 +127,7 @@ class Board:
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        where = "" if progress.device is None else f", {progress.device.name}"
+        where = "" if progress.device is None else f", {printable(progress.device.name)}"
         table.add_row("[bold]problem", f"{progress.problem}{where}")
         table.add_row("[bold]stage", f"{progress.stage}, {progress.seconds:.0f} s of {progress.budget}")
         outcomes = counts(progress.outcomes)
