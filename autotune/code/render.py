@@ -6,10 +6,10 @@ import hashlib
 import re
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from autotune.code.templates import template_of
+from autotune.code.sandbox import limited
+from autotune.code.templates import Template, template_of
 from autotune.errors import SpaceError
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
@@ -51,17 +51,15 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         ConfigError: The config breaks a constraint on this device.
         SpaceError: The space's template is missing or does not render.
     """
-    import jinja2
-
     space.require_legal(config, problem, device)
     template = template_of(space)
     names: dict[str, Any] = {**space.values(config, problem, device), "layout": problem.layout}
     names |= {"family": space.family, "config_id": config.id, "template_digest": template.digest[:16]}
     try:
-        text = template.jinja.render(names)
-    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        place = _place(error, template.files[template.name][0])
-        raise SpaceError(f"{place}: does not render ({_message(error)})") from error
+        with limited():
+            text = template.jinja.render(names)
+    except Exception as error:  # whatever a template does wrong is its fault, and of this config alone
+        raise SpaceError(f"{_place(error, template)}: does not render ({_message(error)})") from error
     grid, threads, shared_bytes, workspace_bytes = space.launch(config, problem, device)
     rows = space.block_y(config, problem, device)
     return Source(
@@ -86,17 +84,23 @@ def template_digest(space: Space) -> str:
     return template_of(space).digest
 
 
-def _place(error: Exception, template: Path) -> str:
+def _place(error: Exception, template: Template) -> str:
     """Name the template and line that an error comes from."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.endswith(".jinja"):
-            return f"{frame.filename}: line {frame.lineno}"
-    file, line = getattr(error, "filename", None), getattr(error, "lineno", None)
-    return f"{file or template}: line {line}" if line else str(template)
+    places = {str(place) for place, _ in template.files.values()}
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_code.co_filename in places:
+            return f"{frame.f_code.co_filename}: line {line}"
+    file, line_stated = getattr(error, "filename", None), getattr(error, "lineno", None)
+    place = file if file in places else template.files[template.name][0]
+    return f"{place}: line {line_stated}" if line_stated else str(place)
 
 
 def _message(error: Exception) -> str:
-    return str(getattr(error, "message", None) or error)
+    if isinstance(error, MemoryError):
+        return "it needs more memory than there is"
+    if isinstance(error, RecursionError):
+        return "its files, macros or expressions are nested too deeply"
+    return " ".join(str(getattr(error, "message", None) or error or type(error).__name__).split())[:300]
 
 
 def code_of(text: str) -> str:

@@ -23,7 +23,7 @@ from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
 _RENDERING = (
-    *("code/render.py", "code/templates.py", "space/space.py", "space/file.py"),
+    *("code/render.py", "code/templates.py", "code/sandbox.py", "space/space.py", "space/file.py"),
     *("space/statements.py", "space/expression.py"),
     *("values/problem.py", "values/device.py", "values/measurement.py", "values/limits.py"),
 )

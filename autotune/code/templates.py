@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.code.sandbox import OPTIONS, sandbox
 from autotune.errors import SpaceError
 from autotune.paths import data_dir
 from autotune.space.space import Space
@@ -68,7 +69,7 @@ class Template:
         """
         import jinja2
 
-        return _environment(jinja2.FunctionLoader(self._load)).get_template(self.name)
+        return sandbox(jinja2.FunctionLoader(self._load)).get_template(self.name)
 
     def _load(self, name: str) -> tuple[str, str, None]:
         import jinja2
@@ -99,31 +100,28 @@ def template_of(space: Space) -> Template:
 
 @cache
 def environment(*folders: Path) -> jinja2.Environment:
-    """Return what renders templates of these folders, the first before the next."""
+    """Return what renders this package's own templates of these folders, the first before the next."""
     import jinja2
 
-    return _environment(jinja2.FileSystemLoader(folders))
-
-
-def _environment(loader: jinja2.BaseLoader) -> jinja2.Environment:
-    import jinja2
-
-    return jinja2.Environment(
-        loader=loader,
-        undefined=jinja2.StrictUndefined,
-        line_statement_prefix="//%",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-        auto_reload=False,
-    )
+    loader = jinja2.FileSystemLoader(folders)
+    return jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **OPTIONS)
 
 
 def _place(space: Space) -> tuple[Path, str]:
-    """Find the family's template: beside its file, in a ``templates`` folder next to that, or built in."""
-    beside = space.path.resolve().parent
-    folders = (beside, beside.parent / "templates", data_dir("templates"))
+    """Find a space's template: where its file says; built in if it extends a built-in space; else near it.
+
+    Near is beside the file or in a ``templates`` folder next to its own, then the same for the last of the
+    files that it extends; after these the built-in template of its name.
+    """
+    if space.template is not None:
+        if not space.template.is_file():
+            raise SpaceError(f"{space.path.name}: template {space.template} is not there")
+        return space.template.parent, space.template.name
+    built_in = data_dir("templates")
+    own, base = (path.resolve().parent for path in (space.path, space.origin))
+    near = (own, own.parent / "templates", base, base.parent / "templates")
+    extends_built_in = base == data_dir("search_spaces").resolve()
+    folders = tuple(dict.fromkeys((*(() if extends_built_in else near), built_in)))
     name = f"{space.family}.cu.jinja"
     for folder in folders:
         if (folder / name).is_file():

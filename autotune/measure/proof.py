@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autotune.code.compiler import compile_bounded
 from autotune.code.render import Source, render
-from autotune.errors import Rejected, UsageError
+from autotune.errors import Rejected, SpaceError, UsageError
 from autotune.measure.verify import draw_scalars, verify_numpy
 from autotune.simulator import run_ptx
 from autotune.space.space import Config, Space
@@ -125,7 +125,10 @@ def workspace_of(source: Source) -> tuple[NDArray[np.float32], ...]:
 def _executed(
     space: Space, config: Config, problem: Problem, device: Device, seed: int
 ) -> Verdict | Rejected:
-    source = render(space, config, problem, device)
+    try:
+        source = render(space, config, problem, device)
+    except SpaceError as error:  # the template fails on this small problem
+        return Rejected("compile", str(error))
     binary = compile_bounded(source.text, source.entry, device.arch, ("-lineinfo",))
     if isinstance(binary, Rejected):
         return binary

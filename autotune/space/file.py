@@ -31,6 +31,7 @@ class Heading:
         serves_when: The condition.
         codes: Of the words that problems have.
         uses: Names of the parts.
+        template: Of a file that says which, all is read at once.
     """
 
     path: Path
@@ -40,6 +41,12 @@ class Heading:
     serves_when: Expression | None
     codes: dict[str, int]
     uses: tuple[str, ...]
+    template: None = None
+
+    @property
+    def origin(self) -> Path:
+        """The file: it extends none."""
+        return self.path
 
     @cached_property
     def content_digest(self) -> str:
@@ -66,8 +73,8 @@ def read_space_file(name_or_path: str | Path) -> SpaceFile:
     Raises:
         SpaceError: The file is missing, malformed, or names what it does not have.
     """
-    content, path, digest = _content(name_or_path, ())
-    return Reader(content, path).space_file(digest)
+    content, path, origin, digest = _content(name_or_path, ())
+    return Reader(content, path, origin).space_file(digest)
 
 
 def read_heading(path: Path) -> Heading | SpaceFile:
@@ -99,7 +106,8 @@ def read_heading(path: Path) -> Heading | SpaceFile:
     )
 
 
-def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dict[str, Any], Path, str]:
+def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dict[str, Any], Path, Path, str]:
+    """Read a file over the one that it extends: their statements, its path, that of the last, the digest."""
     path = Path(name_or_path)
     if path.suffix != ".toml":
         built_in = {file.stem: file for file in sorted(data_dir("search_spaces").glob("*.toml"))}
@@ -111,15 +119,17 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
         path = built_in[str(name_or_path)]
     text = _text(path)
     content = _parsed(text, path)
+    if isinstance(content.get("template"), str):
+        content["template"] = str(path.resolve().parent / content["template"])
     below = content.get("extends")
     if below is None:
         parts = _parts(Reader(content, path).uses(), path)
-        return _with_parts(content, parts, path), path, digest_of(text, *parts.values())
+        return _with_parts(content, parts, path), path, path, digest_of(text, *parts.values())
     if not isinstance(below, str):
         raise SpaceError(f"{path}: extends must be a family or a .toml file, not {below!r}")
     if path.resolve() in extending:
         raise SpaceError(f"{path}: extends itself")
-    base, base_path, base_digest = _content(
+    base, base_path, origin, base_digest = _content(
         path.parent / below if below.endswith(".toml") else below, (*extending, path.resolve())
     )
     read = Reader(base, base_path).space_file(
@@ -127,7 +137,7 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
     )  # so that a fault there is told with that file's name
     if read.presets:  # in full: a preset may be replaced or dropped from which another one differs
         base = {**base, "presets": read.presets}
-    return _extended(base, content, path.name), path, digest_of(base_digest, text)
+    return _extended(base, content, path.name), path, origin, digest_of(base_digest, text)
 
 
 def _text(path: Path) -> str:
@@ -185,7 +195,7 @@ def _extended(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict
     for section, entries in changes.items():
         if section in ("extends", "summary"):
             continue
-        if section in ("model", "adapts"):
+        if section in ("model", "adapts", "template"):
             merged[section] = entries
             continue
         if section not in _CHANGEABLE or not isinstance(entries, dict):

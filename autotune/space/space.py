@@ -139,12 +139,23 @@ class Space:
     Attributes:
         family: Stem shared by the space file and its template.
         path: The file that was read.
+        origin: The file at the end of the chain of those that it extends; itself if it extends none.
+        template: The template, where the file says which.
     """
 
     def __init__(self, file: SpaceFile | Heading) -> None:
         self._heading = file
         self.family = file.family
         self.path = file.path
+        self.origin = file.origin
+        self.template = file.template
+        # Rendering asks for one config's numbers four times; they take as long as the template.
+        self._last: tuple[Config | None, Problem | None, Device | None, dict[str, Any]] = (
+            None,
+            None,
+            None,
+            {},
+        )
 
     @cached_property
     def _file(self) -> SpaceFile:
@@ -298,10 +309,10 @@ class Space:
     def violations(self, config: Config, problem: Problem, device: Device) -> list[str]:
         """Return which constraints a config breaks, each with its numbers; empty when it is legal."""
         numbers = self._numbers(config, problem, device)
-        values = self.values(config, problem, device)
         broken = []
         for rule in self.rules:
             if not rule.narrows and not rule.expression(numbers):
+                values = self.values(config, problem, device)
                 facts = ", ".join(f"{name} = {values[name]}" for name in sorted(rule.expression.names))
                 broken.append(f"{rule.name}: needs {rule.expression.text} but {facts} ({rule.reason})")
         return broken
@@ -412,7 +423,10 @@ class Space:
         return 1 if rows is None else int(rows(self._numbers(config, problem, device)))
 
     def _numbers(self, config: Config, problem: Problem, device: Device) -> dict[str, Any]:
-        """Return the integer of every name; words as their codes."""
+        """Return the integer of every name, words as their codes; the same for one config is kept."""
+        *asked, known = self._last
+        if asked[0] is config and asked[1] is problem and asked[2] is device:
+            return known
         codes = self._file.codes
         numbers: dict[str, Any] = {
             **{name: codes[value] if isinstance(value, str) else value for name, value in config.items()},
@@ -420,6 +434,7 @@ class Space:
         }
         for name, expression in self._file.derived.items():
             numbers[name] = expression(numbers)
+        self._last = (config, problem, device, numbers)
         return numbers
 
     @cached_property

@@ -46,7 +46,7 @@ _ADAPTS = (  # how a tile meets a problem's edges and alignment, and a GPU's age
     *("unroll_stages", "fragment_pipeline", "min_blocks"),
 )
 HEAD = ("family", "summary", "model", "adapts", "uses", "serves")
-_SECTIONS = (*HEAD, "extends", *_KEYS, "launch", "presets", "ladder")
+_SECTIONS = (*HEAD, "extends", "template", *_KEYS, "launch", "presets", "ladder")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
 
@@ -68,6 +68,8 @@ class SpaceFile:
         path: The file.
         family: Stem shared by the space file and its template.
         summary: One line.
+        origin: The file at the end of the chain of those that this one extends; itself if it extends none.
+        template: The template, where the file says which.
         model: Family whose model estimates this one's time; None if the file does not say.
         adapts: Parameters that may change when a config is fitted to a problem or a device.
         parameters: Name to its values, in order.
@@ -92,6 +94,8 @@ class SpaceFile:
     path: Path
     family: str
     summary: str
+    origin: Path
+    template: Path | None
     model: str | None
     adapts: tuple[str, ...]
     parameters: dict[str, tuple[Value, ...]]
@@ -142,9 +146,10 @@ def digest_of(*texts: str) -> str:
 class Reader:
     """Checks the sections of one file, in the order in which they may name each other."""
 
-    def __init__(self, content: dict[str, Any], path: Path) -> None:
+    def __init__(self, content: dict[str, Any], path: Path, origin: Path | None = None) -> None:
         self.content = content
         self.path = path
+        self.origin = origin or path
         self.where = path.name
         self.parameters: dict[str, tuple[Value, ...]] = {}
         self.known: dict[str, tuple[Value, ...]] = {}
@@ -192,6 +197,8 @@ class Reader:
             path=self.path,
             family=family,
             summary=str(self.content.get("summary", "")),
+            origin=self.origin,
+            template=self._template(),
             model=self._model(),
             adapts=self._adapts(),
             parameters=self.parameters,
@@ -224,6 +231,9 @@ class Reader:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             self._refuse("uses must be a list of names of parts")
         return tuple(self._name(name, "uses") for name in names)
+
+    def _template(self) -> Path | None:
+        return Path(self._text(self.content, "template", "template")) if "template" in self.content else None
 
     def _model(self) -> str | None:
         return (

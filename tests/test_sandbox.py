@@ -1,0 +1,267 @@
+"""Templates that would reach Python, never end, or take all memory: each is one line, and one candidate."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from autotune.code import sandbox
+from autotune.code.render import render, template_digest
+from autotune.errors import SpaceError
+from autotune.space.space import Space
+from autotune.tuning.budget import Budget
+from autotune.tuning.request import Request
+from autotune.tuning.tuner import run
+from autotune.values.device import named_device
+from autotune.values.problem import Problem
+
+H200, SMALL = named_device("h200"), Problem(16, 16, 16)
+SPACE = """
+family = "mine"
+[parameters]
+BM = { values = [16, 32] }
+[launch]
+grid = "ceil_div(m, BM)"
+block = "BM"
+shared_bytes = "0"
+[presets.first]
+BM = 16
+"""
+
+
+@pytest.fixture
+def rendered(tmp_path):
+    """Write a template, and render it for a config."""
+
+    def made(template, BM=32, **files):
+        (tmp_path / "mine.toml").write_text(SPACE)
+        for name, text in {"mine.cu.jinja": template, **files}.items():
+            (tmp_path / name).write_text(text)
+        space = Space.load(tmp_path / "mine.toml")
+        return render(space, space.config({"BM": BM}), SMALL, H200).text
+
+    return made
+
+
+OUTSIDE = [
+    '{{ lipsum.__globals__.os.system("touch ran") }}',
+    '{{ cycler.__init__.__globals__.os.system("touch ran") }}',
+    '{{ "".__class__.__mro__[1].__subclasses__() }}',
+    '{{ ""["__class__"] }}',
+    '{{ ""|attr("__class__") }}',
+    '{{ "{0.__class__}".format(1) }}',
+    '{{ self._TemplateReference__context.environment.from_string("x") }}',
+    '{% for x in [1] %}{{ loop._before.__globals__ }}{% endfor %}',
+    '{% macro f() %}{% endmacro %}{{ f.__call__.__globals__ }}',
+    '{{ [1].append(2) }}',
+    '{% set d = {} %}{{ d.update(a=1) }}',
+    '{% include "../mine.toml" %}',
+    '{% include "/etc/passwd" %}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("template", OUTSIDE)
+def test_a_template_reaches_nothing_but_its_names(rendered, tmp_path, monkeypatch, template):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpaceError, match=r"mine\.cu\.jinja: line 1: does not render \(") as raised:
+        rendered(template)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "ran").exists()
+
+
+LOOP = "{% for i in range(99999) %}"
+DOUBLING = "{% for i in range(60) %}"
+END = "{% endfor %}"
+ENDLESS = {
+    "range": "{% for i in range(10**9) %}x{% endfor %}",
+    "nested loops": LOOP + LOOP + END + END,
+    "line statements": "//% for i in range(99999)\n//% for j in range(99999)\n//% endfor\n//% endfor\n",
+    "loop variable": LOOP + LOOP + "{{ loop.index }}" + END + END,
+    "filtered loop": LOOP + "{% for j in range(99999) if j < 0 %}" + END + END,
+    "loop of itself": "{% for i in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "branching macro": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(90) }}",
+    "includes itself": '{% include "mine.cu.jinja" %}',
+    "includes itself twice": '{% include "mine.cu.jinja" %}' * 2,
+    "imports itself": '{% import "mine.cu.jinja" as me %}',
+    "extends itself": '{% extends "mine.cu.jinja" %}',
+    "block": "{% block b %}{{ self.b() }}{% endblock %}",
+    "product": '{{ "x" * 10**10 }}',
+    "list": "{{ [0] * 10**10 }}",
+    "power": "{{ 9 ** (10**9) }}",
+    "doubling": "{% set n = namespace(s='xx') %}" + DOUBLING + "{% set n.s = n.s ~ n.s %}" + END,
+    "doubling by +": "{% set n = namespace(s='xx') %}" + DOUBLING + "{% set n.s = n.s + n.s %}" + END,
+    "doubling a list": "{% set n = namespace(s=[1]) %}" + DOUBLING + "{% set n.s = n.s + n.s %}" + END,
+    "field": '{{ "%1000000000d" % 1 }}',
+    "star": '{{ "%*d" % (1000000000, 1) }}',
+    "format": '{{ "{:>1000000000}".format(1) }}',
+    "format filter": '{{ "%1000000000d"|format(1) }}',
+    "center": '{{ "x"|center(10**9) }}',
+    "ljust": '{{ "x".ljust(10**9) }}',
+    "indent": '{{ "x\ny"|indent(10**9) }}',
+    "lipsum": "{{ lipsum(10**9) }}",
+    "long": "{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
+    "long in a macro": "{% macro f() %}" + LOOP + "{{ 'x' * 99999 }}" + END + "{% endmacro %}{{ f() }}",
+    "deep brackets": "{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}",
+    "deep loops": "{% for i in [1] %}" * 60 + "{% endfor %}" * 60,
+    "deep sum": "{{ 1" + " + BM" * 20000 + " }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_that_would_not_end_is_one_line(rendered, name):
+    began = time.monotonic()
+    with pytest.raises(SpaceError, match=r"mine\.cu\.jinja(: line \d+)?: does not render \(") as raised:
+        rendered(ENDLESS[name])
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 600
+    assert time.monotonic() - began < 60
+
+
+def test_the_limits_are_far_from_what_templates_need(monkeypatch):
+    monkeypatch.setattr(sandbox, "MOST_STEPS", sandbox.MOST_STEPS // 100)
+    monkeypatch.setattr(sandbox, "MOST_TEXT", sandbox.MOST_TEXT // 10)
+    space = Space.load("sgemm")
+    problem = Problem(4096, 4096, 4096)
+    for preset in ("square_block", "two_warps", "split_block"):
+        render(space, space.fitted(space.presets[preset], problem, H200), problem, H200)
+
+
+def test_what_one_template_takes_is_not_missing_to_the_next(rendered):
+    template = "{% for i in range(90000) %}{% endfor %}{{ BM }}"
+    for _ in range(5):
+        assert rendered(template) == "32"
+    with pytest.raises(SpaceError):
+        rendered(ENDLESS["nested loops"])
+    assert rendered(template) == "32"
+
+
+def test_threads_have_limits_of_their_own(rendered, tmp_path):
+    template = "{% for i in range(90000) %}{% endfor %}{{ BM }}"
+    assert rendered(template) == "32"
+    space = Space.load(tmp_path / "mine.toml")
+    made: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(render(space, space.presets["first"], SMALL, H200).text))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == ["16"] * 8
+
+
+def test_a_template_may_do_all_that_is_harmless(rendered):
+    template = (
+        "{% macro twice(x) %}{{ x ~ x }}{% endmacro %}"
+        "{% set n = namespace(sum=0) %}"
+        "{% for i in range(4) %}{% set n.sum = n.sum + i * BM ** 2 %}{% endfor %}"
+        "{{ twice('a') }} {{ n.sum }} "
+        "{{ 'row * %d + 100000 %% %05d' % (m, BM) }} {{ '{:>3}12345'.format(m) }} "
+        "{{ [1, 2]|join(',') }} {{ 'x'.upper() }} "
+        "{% for i in 'abc' %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% else %}none{% endfor %}"
+    )
+    assert rendered(template) == "aa 6144 row * 16 + 100000 % 00032  1612345 1,2 X 1False32False33True3"
+
+
+KERNEL = """
+//% if BM == 16
+//%   for i in range(99999)
+//%     for j in range(99999)
+//%     endfor
+//%   endfor
+//% endif
+extern "C" __global__ void mine(float alpha, const float* A, const float* B, float beta, float* C)
+{
+    const int i = blockIdx.x * {{ BM }} + threadIdx.x;
+    if (i >= {{ m }})
+        return;
+    for (int j = 0; j < {{ n }}; ++j) {
+        float sum = 0;
+        for (int p = 0; p < {{ k }}; ++p)
+            sum += A[i * {{ lda }} + p] * B[p * {{ ldb }} + j];
+        C[i * {{ ldc }} + j] = alpha * sum;
+    }
+}
+"""
+
+
+def test_a_template_that_fails_on_one_config_costs_one_candidate(tmp_path):
+    (tmp_path / "mine.toml").write_text(SPACE)
+    (tmp_path / "mine.cu.jinja").write_text(KERNEL)
+    space = Space.load(tmp_path / "mine.toml")
+    request = Request(space=space, budget=Budget.of("2"), target=H200, root=tmp_path / "records")
+    record = run(SMALL, request)
+    assert record.config == {"BM": 32}
+    assert dict(record.search.outcomes)["compile"] == 1
+
+
+def test_a_template_that_fails_on_the_problem_of_a_proof_alone_costs_one_candidate(tmp_path):
+    (tmp_path / "mine.toml").write_text(SPACE)
+    (tmp_path / "mine.cu.jinja").write_text(KERNEL.replace("BM == 16", "BM == 16 and m < 200"))
+    large = Problem(512, 16, 16)
+    request = Request(
+        space=Space.load(tmp_path / "mine.toml"),
+        budget=Budget.of("2"),
+        target=H200,
+        root=tmp_path / "records",
+    )
+    record = run(large, request)
+    assert record.config == {"BM": 32}
+    assert dict(record.search.outcomes)["compile"] == 1
+
+
+# -- which template is taken ---------------------------------------------------------------------------------
+
+EVIL = '{{ lipsum.__globals__.os.system("touch ran") }}'
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A space that extends a built-in one, with templates planted where they might be looked for."""
+    (tmp_path / "spaces" / "parts").mkdir(parents=True)
+    (tmp_path / "templates" / "parts").mkdir(parents=True)
+    for place in ("spaces", "templates"):
+        (tmp_path / place / "sgemm.cu.jinja").write_text(EVIL)
+        (tmp_path / place / "parts" / "raster.cu.jinja").write_text(EVIL)
+    return tmp_path / "spaces"
+
+
+def test_a_space_that_extends_a_built_in_one_takes_its_template(folder):
+    sgemm = Space.load("sgemm")
+    (folder / "mine.toml").write_text('extends = "sgemm"\n')
+    (folder / "more.toml").write_text('extends = "mine.toml"\n')
+    cube = Problem(4096, 4096, 4096)
+    for name in ("mine.toml", "more.toml"):
+        space = Space.load(folder / name)
+        assert template_digest(space) == template_digest(sgemm)
+        config = space.presets["square_block"]
+        assert render(space, config, cube, H200).text == render(sgemm, config, cube, H200).text
+
+
+def test_it_takes_another_where_it_says_so(folder):
+    (folder / "own.jinja").write_text("// {{ family }} of my own\n")
+    (folder / "mine.toml").write_text('extends = "sgemm"\ntemplate = "own.jinja"\n')
+    (folder / "more.toml").write_text('extends = "mine.toml"\n')
+    for name in ("mine.toml", "more.toml"):
+        space = Space.load(folder / name)
+        text = render(space, space.presets["square_block"], Problem(4096, 4096, 4096), H200).text
+        assert text == "// sgemm of my own\n"
+    (folder / "mine.toml").write_text('extends = "sgemm"\ntemplate = "none.jinja"\n')
+    with pytest.raises(SpaceError, match=r"mine\.toml: template .*none\.jinja is not there"):
+        template_digest(Space.load(folder / "mine.toml"))
+
+
+def test_a_space_that_extends_one_of_ones_own_finds_the_template_of_that(tmp_path):
+    for name in ("base", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "base" / "mine.toml").write_text(SPACE)
+    (tmp_path / "base" / "mine.cu.jinja").write_text("// base")
+    (tmp_path / "other" / "more.toml").write_text('extends = "../base/mine.toml"\n')
+    space = Space.load(tmp_path / "other" / "more.toml")
+    assert render(space, space.presets["first"], SMALL, H200).text == "// base"
+    (tmp_path / "other" / "mine.cu.jinja").write_text("// other")
+    assert render(space, space.presets["first"], SMALL, H200).text == "// other"
