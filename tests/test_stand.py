@@ -305,3 +305,16 @@ def test_so_it_is_in_the_finals(standing, starving, name, kind):
     said, fault = standing.answer("finals", [starving("good", name), True], [].append)
     assert said == "fault"
     assert isinstance(fault, kind)
+
+
+@pytest.mark.parametrize("status", [46, 214, 220, 805, 810])
+def test_an_error_of_the_machine_is_no_fault_of_the_candidate(standing, named, status):
+    def broken(*arguments):
+        raise cuda.runtime.CUDARuntimeError(status)
+
+    standing.kernels["broken"] = broken
+    outcome, usable = standing.trial(b"", "broken", COMPARISON.launch, None)
+    assert isinstance(outcome, MachineFault), outcome
+    assert not usable
+    said, fault = standing.answer("finals", [named("good", "broken"), True], [].append)
+    assert (said, type(fault)) == ("fault", MachineFault)

@@ -72,6 +72,19 @@ def test_the_overhead_of_a_lone_launch_does_not_stop_a_tiny_candidate():
     assert time_candidate(Scripted(0.002, overhead=0.006), 0.0021, "warm").repeats == SEARCH_SAMPLES
 
 
+@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("best_ms", [None, 0.05])
+def test_a_pause_in_one_launch_is_not_a_slow_kernel(at, best_ms):
+    """As when the process is stopped for some seconds between the events around a sample."""
+    times = [0.05] * 24
+    times[at] = 7000.0
+    timing = time_candidate(Scripted(*times, overhead=0.01), best_ms, "warm")
+    assert timing.launches >= 3  # so that the overhead of each counts little
+    assert timing.repeats == SEARCH_SAMPLES
+    assert timing.median_ms == pytest.approx(0.06)
+    assert not timing.noisy
+
+
 def test_a_time_of_zero_does_not_divide():
     assert time_candidate(Scripted(0.0), None, "warm").launches >= GRAPH_LAUNCHES
 
@@ -122,7 +135,7 @@ def test_disturbed_finals_are_repeated_once():
     assert (timing.noisy, staying.rounds, timing.clocks["other_processes"]) == (True, 2, 1)
     log = []
     time_finalists([Scripted(2.0, log=log)], "warm", calm, now=lambda: 0.0)
-    assert len(log) == FINAL_ROUNDS + 2
+    assert len(log) == FINAL_ROUNDS + 3  # two to calibrate, one before the rounds
 
 
 def test_finalists_run_in_rotated_rounds():

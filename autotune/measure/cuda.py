@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from autotune.values.measurement import Launch, Method
 
 CUDA_ERRORS: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
+# In cudaError_t and CUresult alike: devices unavailable, no device, uncorrectable ECC and NVLink errors,
+# system not ready, driver mismatch, and MPS: connection, server, limits, another client's fault.
+_MACHINE_STATUS = {46, 100, 214, 220, 802, 803, *range(805, 811)}
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 
 Argument = int | float | np.generic
@@ -23,6 +26,11 @@ Argument = int | float | np.generic
 def out_of_memory(error: Exception) -> bool:
     """Return whether an error means that device memory could not be allocated."""
     return getattr(error, "status", None) == 2  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+
+
+def machine_failed(error: Exception) -> bool:
+    """Return whether an error is one of the machine, whatever kernel ran when it came."""
+    return getattr(error, "status", None) in _MACHINE_STATUS
 
 
 def context_lost() -> bool:

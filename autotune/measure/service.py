@@ -147,7 +147,8 @@ class _Bench:
 
     def answer(self, kind: str, about: list[Any], announce: Announce) -> tuple[str, Any]:
         from autotune.measure.cublas import CublasError
-        from autotune.measure.cuda import CUDA_ERRORS, out_of_memory
+        from autotune.measure.cuda import CUDA_ERRORS
+        from autotune.measure.site import CudaFault
 
         expected: tuple[type[Exception], ...] = (*CUDA_ERRORS, CublasError)
         try:
@@ -155,9 +156,9 @@ class _Bench:
         except AutotuneError as error:
             return "refused", error
         except expected as error:
-            why, starved = str(error), out_of_memory(error)
+            fault = CudaFault.of(error)
         # Outside the handler: the traceback would keep memory allocated.
-        return "fault", self._site.fault(why, starved, self.facts.memory_free)
+        return "fault", self._site.fault(fault, self.facts.memory_free)
 
     def _answered(self, kind: str, about: list[Any], announce: Announce) -> Any:
         from autotune.measure.stand import Stand

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 from cupy.cuda import runtime
 
@@ -15,7 +16,7 @@ from autotune.measure.clocks import ClockMonitor, device_uuid
 from autotune.measure.comparison import BenchFacts
 from autotune.measure.cublas import TF32_MATH, Cublas
 from autotune.measure.cublaslt import CublasLt
-from autotune.measure.cuda import EventTimer, Gpu, LoadedModule
+from autotune.measure.cuda import EventTimer, Gpu, LoadedModule, machine_failed, out_of_memory
 from autotune.measure.timing import time_candidate
 from autotune.measure.verify_kernels import VerifyKernels, compile_kernels
 from autotune.values.device import Device
@@ -91,15 +92,17 @@ class Site:
             start_s={name: round(seconds, 3) for name, seconds in parts.items()},
         )
 
-    def fault(self, why: str, starved: bool, memory_free: int) -> Rejected | MachineFault:
+    def fault(self, error: CudaFault, memory_free: int) -> Rejected | MachineFault:
         """Return whose fault an error of CUDA is: without memory the machine's, if it has less than before.
 
         Args:
-            why: What CUDA says.
-            starved: It is that memory could not be allocated.
+            error: What CUDA says.
             memory_free: Bytes that were free when this process was ready.
         """
-        if starved and (free := self.gpu.memory_free) < OWN_SHARE * memory_free:
+        why = error.why
+        if error.machine:
+            return MachineFault(why)
+        if error.starved and (free := self.gpu.memory_free) < OWN_SHARE * memory_free:
             return MachineFault(f"{why}: {free} bytes of the GPU are free, {memory_free} were at the start")
         return Rejected("crash", why)
 
@@ -112,6 +115,25 @@ class Site:
             cublaslt=(self.cublaslt.version or "unknown") if self.cublaslt else None,
             copy_gbs=copy_gbs(self.gpu),
         )
+
+
+class CudaFault(NamedTuple):
+    """What is kept of an error of CUDA when it is handled: the error itself would keep memory allocated.
+
+    Attributes:
+        why: Its text.
+        starved: Memory could not be allocated.
+        machine: It is one of the machine, such as a memory error.
+    """
+
+    why: str
+    starved: bool
+    machine: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> CudaFault:
+        """Take what is kept of an error."""
+        return cls(str(error), out_of_memory(error), machine_failed(error))
 
 
 def copy_gbs(gpu: Gpu) -> float:

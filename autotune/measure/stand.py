@@ -12,9 +12,9 @@ from autotune.errors import MachineFault, Rejected
 from autotune.measure.checker import Checker, Multiply
 from autotune.measure.comparison import KERNEL, Baseline, Compared, Comparison, Library
 from autotune.measure.cublas import CublasError, kernel_names
-from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost, out_of_memory
+from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost
 from autotune.measure.rotation import Rotation
-from autotune.measure.site import Site
+from autotune.measure.site import CudaFault, Site
 from autotune.measure.timing import fastest, time_candidate, time_finalists, timed_beta
 from autotune.values.measurement import (
     L2,
@@ -84,10 +84,10 @@ class Stand:
         try:
             return self._measured(cubin, entry, launch, best_ms), True
         except CUDA_ERRORS as error:
-            why, starved = str(error), out_of_memory(error)
+            fault = CudaFault.of(error)
         # Outside the handler: the traceback would keep the module loaded.
         usable = not context_lost()
-        outcome = self._site.fault(why, starved and usable, self.facts.memory_free)
+        outcome = self._site.fault(fault, self.facts.memory_free)
         return outcome, usable and not isinstance(outcome, MachineFault)
 
     def _measured(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> Trial:

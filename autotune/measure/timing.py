@@ -68,13 +68,13 @@ def time_candidate(runnable: Runnable, best_ms: float | None, l2: L2) -> Timing:
             `SLOW_FACTOR` is timed no further.
         l2: State of the L2 cache, for the record.
     """
-    launches, method, lone = _calibrate(runnable, SEARCH_SAMPLE_MS)
-    samples = [lone] if launches == 1 else []
+    launches, method, _, lone = _calibrate(runnable, SEARCH_SAMPLE_MS)
+    samples = lone[-2:] if launches == 1 else []
     runnable.prepare(launches, method)
     while len(samples) < SEARCH_SAMPLES:
-        samples.append(runnable.sample())
         if best_ms is not None and len(samples) == 2 and min(samples) > SLOW_FACTOR * best_ms:
             return _timing(samples, launches, l2, method, None)
+        samples.append(runnable.sample())
     timing = _timing(samples, launches, l2, method, None)
     if not timing.noisy:
         return timing
@@ -110,7 +110,7 @@ def time_finalists(
     plans = []
     for index, runnable in enumerate(runnables):
         announce(index)
-        plans.append(_calibrate(runnable, FINAL_SAMPLE_MS))
+        plans.append(_calibrate(runnable, FINAL_SAMPLE_MS)[:3])
     if method is None:
         method = "graph" if any(plan[1] == "graph" for plan in plans) else "back-to-back"
     for index, (runnable, (launches, _, per_launch)) in enumerate(zip(runnables, plans, strict=True)):
@@ -175,13 +175,20 @@ def timed_beta(beta: float) -> float:
     return beta if abs(beta) <= 1 else 1 / beta
 
 
-def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float]:
-    """Choose (launches, method) for samples of ``sample_ms``, and estimate milliseconds per launch."""
+def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float, list[float]]:
+    """Choose (launches, method) for samples of ``sample_ms``, and estimate milliseconds per launch.
+
+    A long first launch is repeated too: if the process was paused meanwhile, it reads as a slow kernel.
+
+    Returns:
+        (launches of a sample, method, milliseconds per launch, what two or three lone launches took).
+    """
     method: Method = "back-to-back"
     runnable.prepare(1, method)
-    estimate = runnable.sample()
-    if estimate < REPEAT_BELOW_MS:
-        estimate = min(estimate, runnable.sample(), runnable.sample())
+    lone = [runnable.sample(), runnable.sample()]
+    if min(lone) < REPEAT_BELOW_MS:
+        lone.append(runnable.sample())
+    estimate = min(lone)
     if estimate < GRAPH_BELOW_MS:
         method = "graph"
         runnable.prepare(GRAPH_LAUNCHES, method)
@@ -189,7 +196,7 @@ def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float
         estimate = runnable.sample()
     estimate = max(estimate, 1e-6)
     launches = min(math.ceil(sample_ms / estimate), MAX_LAUNCHES)
-    return (max(launches, GRAPH_LAUNCHES) if method == "graph" else launches), method, estimate
+    return (max(launches, GRAPH_LAUNCHES) if method == "graph" else launches), method, estimate, lone
 
 
 def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks: Clocks | None) -> Timing:
