@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -42,7 +42,8 @@ def cache_dir() -> Path:
     """
     chosen = os.environ.get("AUTOTUNE_CACHE_DIR")
     if chosen:
-        return Path(os.path.expanduser(chosen))
+        folder = os.path.expanduser(chosen)
+        return NOWHERE if folder == chosen and chosen.split("/")[0] == "~" else Path(folder)
     if in_checkout():
         return _CHECKOUT / "cache"
     import platformdirs
@@ -55,24 +56,25 @@ def cache_dir() -> Path:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, own: bool = False, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of another when the block ends, and vanishes if the block fails.
 
-    Readers see the old content or the new, never a part. A link stays one: what it leads to is replaced. What
-    is no regular file, such as ``/dev/stdout``, is written as it is.
+    Readers see the old content or the new, never a part. Where the user named the file, a link stays one,
+    what it leads to is replaced, and what is no regular file, such as ``/dev/stdout``, is written as it is.
 
     Args:
         path: The file to create or replace.
+        own: It lies in a folder of this package's: whatever is in its place goes, a pipe or link too.
         durable: Wait until the content is on the disk.
 
     Raises:
         OSError: It cannot be written.
     """
-    path = Path(os.path.realpath(path))
-    try:
-        mode: int | None = path.stat().st_mode
-    except OSError:
-        mode = None
+    mode: int | None = None
+    if not own:
+        path = Path(os.path.realpath(path))
+        with suppress(OSError):
+            mode = path.stat().st_mode
     if mode is not None and not stat.S_ISREG(mode):
         with path.open("wb") as file:
             yield file
@@ -92,7 +94,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_file(path: Path, content: bytes | str, *, durable: bool = True) -> None:
+def write_file(path: Path, content: bytes | str, *, own: bool = False, durable: bool = True) -> None:
     """Write a whole file, text as UTF-8, in place of one that is there: see `replacing`."""
-    with replacing(path, durable=durable) as file:
+    with replacing(path, own=own, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 from contextlib import suppress
 
@@ -136,3 +137,46 @@ def test_names_and_files_that_are_none(tmp_path):
     (tmp_path / "x.tgz").write_bytes(gzip.compress(b"no tar at all"))
     with pytest.raises(RecordError, match="cannot be read"):
         list(read_archive(tmp_path / "x.tgz"))
+
+
+def compressed(path, blocks):
+    """Write raw blocks of a tar as a compressed archive."""
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for block in blocks:
+            file.write(block)
+    return path
+
+
+def member(name, size, kind=tarfile.REGTYPE, **about):
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type = size, kind
+    for key, value in about.items():
+        setattr(entry, key, value)
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_hostile_archives_are_one_line_in_bounded_time(tmp_path):
+    zeros = bytes(1 << 20)
+    long_name = member("././@LongLink", 512, tarfile.GNUTYPE_LONGNAME) + b"n" * 512
+    sparse = bytearray(member("x.json", 512, tarfile.GNUTYPE_SPARSE))
+    sparse[386:410] = b"zzzzzzzzzzzzzzzzzzzzzzzz"
+    cases = {
+        "pax.tar.gz": [member("pax", 3 << 30, tarfile.XHDTYPE), *[zeros] * 8],
+        "names.tar.gz": [long_name * 20_000],
+        "sparse.tar.gz": [bytes(sparse), bytes(1024)],
+        "endless.tar.gz": [member("x.bin", 8 << 30), *[zeros] * 1100],
+        "negative.tar.gz": [member("x.json", 10).replace(b"00000000012", b"-0000000012"), bytes(1024)],
+    }
+    for name, blocks in cases.items():
+        path = compressed(tmp_path / name, blocks)
+        with pytest.raises(RecordError) as caught:
+            list(read_archive(path))
+        assert "\n" not in str(caught.value)
+        assert str(path) in str(caught.value)
+
+
+def test_an_archive_that_is_a_pipe_is_refused(tmp_path):
+    for name in ("x.jsonl", "x.tar.gz"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(RecordError, match="it is a pipe"):
+            list(read_archive(tmp_path / name))

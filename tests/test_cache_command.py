@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from made_records import H200, fitted, made, made_estimate
+from test_trials import HEADER
 
 from autotune import records
 from autotune.cli import main
 from autotune.code.depot import Depot
 from autotune.paths import data_dir
 from autotune.records import Store
+from autotune.records.trials import TrialLog, trials_path
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
 
@@ -202,7 +207,7 @@ def test_prune(run, root):
         path.with_name(name).write_text("x")
     os.utime(path.with_name(".a.1-2.tmp"), (time.time() - 7200,) * 2)
     rows = {row["what"]: row["files"] for row in json.loads(done(run("prune", "--json")))}
-    assert rows == {"bad": 1, "old": 2, "trials": 3, "tmp": 1, "estimated": 1, "compiled": 1}
+    assert rows == {"bad": 1, "displaced": 0, "old": 2, "trials": 3, "tmp": 1, "estimated": 1, "compiled": 1}
     assert all(path.with_name(name).exists() for name in names)
     assert "would go" in done(run("prune", "--bad", "--dry-run"))
     assert path.with_name("a.json.bad").exists()
@@ -224,7 +229,9 @@ def test_export_and_import(run, root, tmp_path, name):
     assert done(run("export", archive)) == f"{2 + SHIPPED} records in {archive}\n"
     told = done(run("import", archive, "--cache", other))
     assert (told.count("taken "), told.count("same ")) == (2, SHIPPED)
-    assert Store(other).find(H200, "sgemm", ONE) == made(ONE)
+    found = Store(other).find(H200, "sgemm", ONE)
+    assert found.imported
+    assert dataclasses.replace(found, imported=None) == made(ONE)
     assert Store(other).find(H200, "sgemm", ONE, estimated=True) is None
     assert json.loads(done(run("export", archive, "--estimated", "--json")))["records"] == 3 + SHIPPED
     states = [row["state"] for row in json.loads(done(run("import", archive, "--cache", other, "--json")))]
@@ -262,7 +269,7 @@ def test_import_of_a_broken_archive(run, root, tmp_path):
     assert run("import", tmp_path / "x.zip")[0] == 2
     assert run("export", tmp_path / "x.zip")[0] == 2
     nothing = run("export", tmp_path / "y.jsonl", "--m", 7, "--n", 7, "--k", 7)
-    assert nothing == (1, "", f"autotune: {root} holds no record to export\n")
+    assert nothing == (1, "", f"autotune: {root} holds no record of 7 x 7 x 7 nn to export\n")
 
 
 def test_an_imported_config_must_be_one_of_its_family(run, root, tmp_path):
@@ -276,3 +283,98 @@ def test_an_imported_config_must_be_one_of_its_family(run, root, tmp_path):
     assert "refused" in out
     assert "BM = 7: give one of 8, 16, 32" in err
     assert not list(root.glob("**/*.json"))
+
+
+def test_prune_leaves_the_log_of_a_running_search_alone(run, root):
+    path = trials_path(Store(root).path(H200, "sgemm", ONE))
+    with TrialLog(path, HEADER) as log:
+        log.event("begin")
+        (row,) = json.loads(done(run("prune", "--trials", "--json")))
+        assert (row["files"], row["removed"], path.exists()) == (0, True, True)
+    assert "removed           1 files" in done(run("prune", "--trials"))
+    assert not path.exists()
+
+
+def test_prune_follows_no_link(run, root, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    path = Store(elsewhere).write(made_estimate(ONE))
+    path.with_name("a.json.bad").write_text("x")
+    Depot(elsewhere).put("key", b"content")
+    root.mkdir()
+    (root / "NVIDIA_H200").symlink_to(elsewhere / "NVIDIA_H200")
+    (root / "compiled").symlink_to(elsewhere / "compiled")
+    (root / "other").mkdir()
+    (root / "other" / "estimated").symlink_to(path.parent)
+    (root / "other" / "b.json.bad").symlink_to(path)
+    done(run("prune", "--bad", "--estimated", "--compiled", "--tmp"))
+    assert path.exists()
+    assert path.with_name("a.json.bad").exists()
+    assert Depot(elsewhere).get("key") == b"content"
+    assert not (root / "other" / "b.json.bad").is_symlink()  # itself, not what it leads to
+
+
+def test_prune_says_what_it_could_not_remove(run, root, monkeypatch):
+    path = Store(root).write(made(ONE))
+    for name in ("a.json.bad", "b.json.bad"):
+        path.with_name(name).write_text("x")
+    unlink = Path.unlink
+
+    def refusing(self, missing_ok=False):
+        if self.name == "a.json.bad":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    code, out, err = run("prune", "--bad")
+    assert code == 1
+    assert out.startswith("removed           1 files")
+    assert err == f"autotune: {path.with_name('a.json.bad')} cannot be removed: Permission denied\n"
+
+
+def test_reading_changes_nothing(run, root):
+    path = Store(root).write(made(ONE))
+    path.write_text(path.read_text()[:300])
+
+    def kept():
+        """All but sources and machine code, which can be made again."""
+        return {each: each.read_bytes() for each in root.glob("[!c]*/**/*") if each.is_file()}
+
+    before = kept()
+    for words in (["list"], ["show"], ["show", "--m", 64, "--n", 64, "--k", 64], ["prune"], ["path"]):
+        run(*words)
+    assert kept() == before != {}
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 3),
+        (["--layout", "nt"], 1),
+        (["--beta", 1], 1),
+        (["--math", "ffma"], 3),
+        (["--math", "3xtf32"], 0),
+        (["--family", "sgemm"], 3),
+        (["--family", "naive"], 0),
+        (["--layout", "nn", "--beta", 0], 1),
+    ],
+)
+def test_show_without_sizes_filters(run, root, monkeypatch, words, count):
+    monkeypatch.setattr("autotune.records.store.data_dir", lambda name: root / "none")
+    for problem in (ONE, dataclasses.replace(ONE, layout="nt"), dataclasses.replace(ONE, beta=1)):
+        Store(root).write(made(problem))
+    assert len(json.loads(done(run("show", "--json", *words)))) == count
+    if not count:
+        assert "holds no record of" in run("show", *words)[2]
+
+
+def test_a_filter_that_is_none_is_a_usage_error(run):
+    code, _, err = run("show", "--layout", "xx")
+    assert code == 2
+    assert "layout 'xx' is unknown" in err
+
+
+def test_records_of_a_layout_are_exported_alone(run, root, tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.records.store.data_dir", lambda name: root / "none")
+    for problem in (ONE, dataclasses.replace(ONE, layout="nt")):
+        Store(root).write(made(problem))
+    assert done(run("export", tmp_path / "x.jsonl", "--layout", "nt")).startswith("1 records")

@@ -105,10 +105,17 @@ def test_the_environment_sets_the_limit(tmp_path, monkeypatch):
             Depot(tmp_path)
 
 
-def test_clear(depot):
-    depot.put("key", b"content")
-    assert depot.clear() == 39
-    assert depot.entries() == []
+def test_what_is_no_file_is_no_entry_and_is_replaced(depot):
+    depot.folder.mkdir(parents=True)
+    os.mkfifo(depot.path("key"))
+    assert depot.get("key") is None  # and nobody waits for a writer
+    assert depot.put("key", b"content")
+    assert depot.get("key") == b"content"
+    depot.path("zero").symlink_to("/dev/zero")
+    assert depot.get("zero") is None
+    with depot.path("long").open("wb") as file:
+        file.truncate(3 << 30)
+    assert depot.get("long") is None
 
 
 def _put_many(root, letter):

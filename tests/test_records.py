@@ -575,15 +575,22 @@ def test_serves() -> None:
     launch = records.Launch(record.launch.grid, record.launch.block, record.launch.shared_bytes)
     same = rendered(record.code_digest, launch)
     assert records.serves(record, H200, PROBLEM, same) is None
-    renamed = dataclasses.replace(H200, name="NVIDIA H200 NVL", l2_bytes=1, shared_per_block=1)
-    assert records.serves(record, renamed, PROBLEM, same) is None
+    other_limits = dataclasses.replace(H200, l2_bytes=1, shared_per_block=1)
+    assert records.serves(record, other_limits, PROBLEM, same) is None
+    renamed = dataclasses.replace(H200, name="NVIDIA H200 NVL")
     other_code = rendered("d" * 64, launch)
     other_launch = rendered(record.code_digest, dataclasses.replace(launch, grid=(1, 1, 1)))
     for device, problem, source, why in (
         (H200, Problem(1024, 1024, 1016, beta=1), same, "the record is for beta 0, not 1"),
         (H200, Problem(1024, 512, 1016), same, "the record is for n 1024, not 512"),
         (H200, Problem(1024, 1024, 1016, "tn"), same, "the record is for layout nn, not tn"),
-        (named_device("a100"), PROBLEM, same, "the record is for compute capability 9.0, not 8.0"),
+        (renamed, PROBLEM, same, "the record is for NVIDIA H200, not NVIDIA H200 NVL"),
+        (
+            dataclasses.replace(H200, compute_capability="8.0"),
+            PROBLEM,
+            same,
+            "the record is for compute capability 9.0, not 8.0",
+        ),
         (dataclasses.replace(H200, sm_count=114), PROBLEM, same, "the record is for 132 SMs, not 114"),
         (
             dataclasses.replace(H200, mig="1g.18gb"),

@@ -324,3 +324,61 @@ def test_a_line_that_was_cut_by_a_full_disk_does_not_spoil_the_next(tmp_path: Pa
     monkeypatch.undo()
     log.append({"number": 3})
     assert read_trials(path)[1] == [{"number": 1}, {"number": 3}]
+
+
+# --- whether a run is alive ---
+
+
+def _search(path: Path, header: TrialHeader, told: Any, go_on: Any) -> None:
+    with TrialLog(path, header) as log:
+        log.append({"event": "started", "id": "one", "config": {"BM": 8}})
+        told.set()
+        go_on.wait(60)
+
+
+def test_a_run_is_dead_when_its_process_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    context = multiprocessing.get_context("fork")
+    told, go_on = context.Event(), context.Event()
+    runs = [context.Process(target=_search, args=(path, HEADER, told, go_on)) for _ in range(2)]
+    for run in runs:
+        told.clear()
+        run.start()
+        assert told.wait(30)
+    log = TrialLog(path, HEADER)
+    lines = log.past()
+    alive = log.alive(lines)
+    assert len(alive) == 2
+    assert deaths([lines], alive) == {}
+    runs[0].kill()
+    runs[0].join()
+    alive = log.alive(lines)
+    assert len(alive) == 1
+    assert deaths([lines], alive) == {"one": 1}
+    runs[1].kill()
+    runs[1].join()
+    assert log.alive(lines) == set()
+    assert deaths([lines]) == {"one": 2}
+    assert log.alive([{"run": "../x"}, {"run": 3}, {}]) == set()
+
+
+def test_a_log_of_an_older_build_of_nvrtc_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    with TrialLog(path, dataclasses.replace(HEADER, nvrtc="13.0")) as log:
+        log.append({"id": "one"})
+    exact = TrialLog(path, dataclasses.replace(HEADER, nvrtc="13.0.88"))
+    assert [line["id"] for line in exact.past() if "id" in line] == ["one"]
+    with exact as log:
+        log.append({"id": "two"})
+    assert os.listdir(tmp_path) == [path.name]
+    assert TrialLog(path, dataclasses.replace(HEADER, nvrtc="13.1.80")).past() == []
+
+
+def test_a_log_that_is_a_pipe_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.trials.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(RecordError, match="cannot be written"):
+        TrialLog(path, HEADER).append({"id": "one"})
+    with pytest.raises(RecordError, match="cannot be written"):
+        add_line(path, HEADER, Run(), {"id": "one"})
+    assert TrialLog(path, HEADER).past() == []

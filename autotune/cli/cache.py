@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
+import os
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import cache_option, json_option, problem_options
+from autotune.cli.options import Wanted, cache_option, json_option, wanted_options
 from autotune.cli.show import command as show
 from autotune.errors import ConfigError, DeviceError, RecordError, RecordMissing, SpaceError
-from autotune.values.problem import Problem
+from autotune.outside import printable
 
 if TYPE_CHECKING:
     from autotune.records import Entry, Record, Store
     from autotune.tuning.audit import Finding
 
-# What `prune` can remove: option, where it lies, what it is.
+# What `prune` can remove: option, patterns of names in a device's folder and its estimated/, what it is.
 PRUNABLE = {
-    "bad": (("*/*.bad", "*/estimated/*.bad"), "records that were broken or failed, set aside"),
-    "old": (
-        ("*/*.old*.trials.jsonl", "*/estimated/*.old*.trials.jsonl"),
-        "trials of earlier code or devices",
-    ),
-    "trials": (("*/*.trials.jsonl", "*/estimated/*.trials.jsonl"), "trials, from which a search resumes"),
-    "tmp": (("*/.*.tmp", "*/estimated/.*.tmp", "compiled/.*.tmp"), "files of writers that died"),
-    "estimated": (("*/estimated/*.json",), "records that nobody measured"),
-    "compiled": (("compiled/*",), "machine code and sources, which can be compiled again"),
+    "bad": ("*.bad", "records that were broken or failed, set aside"),
+    "displaced": ("*.displaced*", "records that imported ones took the place of"),
+    "old": ("*.old*.trials.jsonl", "trials of earlier code or devices"),
+    "trials": ("*.trials.jsonl", "trials, from which a search resumes"),
+    "tmp": (".*.tmp", "files of writers that died"),
+    "estimated": ("estimated/*.json", "records that nobody measured"),
+    "compiled": ("compiled/*", "machine code and sources, which can be compiled again"),
 }
 TMP_AGE_S = 600.0  # a younger temporary file may still have a writer
 
@@ -107,7 +109,7 @@ def _state(entry: Entry, store: Store) -> str:
     """Say in a word or two whether a record can serve."""
     from autotune.tuning.audit import staleness
 
-    words = ["shipped"] if entry.shipped else []
+    words = ["shipped"] if entry.shipped else ["imported"] if entry.record.imported else []
     if entry.record.evidence == "estimated":
         words.append("estimated")
     try:
@@ -136,7 +138,7 @@ def _row(entry: Entry, state: str) -> dict[str, Any]:
 
 
 @command.command("verify")
-@problem_options(required=False)
+@wanted_options
 @click.option("--device", "ordinal", type=int, help="CUDA ordinal of a GPU here.")
 @click.option(
     "--tolerance", type=click.FloatRange(0, 1), help="Share by which a time may differ; default 0.05."
@@ -146,7 +148,7 @@ def _row(entry: Entry, state: str) -> dict[str, Any]:
 @cache_option
 @json_option
 def verify_command(
-    problem: Problem | None,
+    wanted: Wanted,
     ordinal: int | None,
     tolerance: float | None,
     shipped: bool,
@@ -168,8 +170,9 @@ def verify_command(
     entries = [
         entry
         for entry in _entries(store, broken)
-        if entry.record.timing and entry.shipped <= shipped and problem in (None, entry.record.problem)
+        if entry.record.timing and entry.shipped <= shipped and wanted.takes(entry.record.problem)
     ]
+    problem = wanted.problem
     if problem is not None and not entries and not broken:
         raise RecordMissing(
             f"{store.root} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
@@ -204,7 +207,8 @@ def verify_command(
         rows.append({"path": str(entry.path), "state": state, "why": why, **row})
         if not as_json:
             told = "; ".join(part for part in (why, done) if part)
-            click.echo(f"{state:<8} {entry.path.parent.name}/{entry.path.name}{f': {told}' if told else ''}")
+            name = printable(f"{entry.path.parent.name}/{entry.path.name}")
+            click.echo(f"{state:<8} {name}{f': {told}' if told else ''}")
     if as_json:
         rows += [{"path": None, "state": "broken", "why": why} for why in broken]
         click.echo(json.dumps(rows, indent=2))
@@ -242,8 +246,11 @@ def _is_of(record: Record, device: Any) -> bool:
 
 @command.command("prune")
 @click.option("--bad", is_flag=True, help="Broken or failed records that were set aside.")
+@click.option("--displaced", is_flag=True, help="Records that imported ones took the place of.")
 @click.option("--old", is_flag=True, help="Trials of earlier code, set aside.")
-@click.option("--trials", is_flag=True, help="All trials; a search then starts anew.")
+@click.option(
+    "--trials", is_flag=True, help="All trials but those of running searches; a search then starts anew."
+)
 @click.option("--tmp", is_flag=True, help="Files of writers that died.")
 @click.option("--estimated", is_flag=True, help="Records that nobody measured.")
 @click.option("--compiled", is_flag=True, help="Machine code and sources, compiled again when needed.")
@@ -251,53 +258,80 @@ def _is_of(record: Record, device: Any) -> bool:
 @cache_option
 @json_option
 def prune_command(store: Store, dry_run: bool, as_json: bool, **chosen: bool) -> None:
-    """Remove what the options name; without any, say what there is."""
-    folder = store.root
+    """Remove what the options name; without any, say what there is.
+
+    Links are not followed, and logs of searches that still run are left alone. Exit code 1 when something
+    could not be removed.
+    """
     asked = [name for name in PRUNABLE if chosen[name]]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    failed: list[str] = []
     for name, (_, meaning) in PRUNABLE.items():
-        files = _prunable(folder, name)
-        size = sum(facts.st_size for _, facts in files)
-        removed = name in asked and not dry_run
-        if removed and name == "compiled":
-            store.depot.clear()
-        elif removed:
-            for path, _ in files:
-                _remove(path)
-        if name in asked or not asked:
-            rows.append(
-                {"what": name, "meaning": meaning, "files": len(files), "bytes": size, "removed": removed}
-            )
+        if asked and name not in asked:
+            continue
+        files = _prunable(store, name)
+        removing, count, size = name in asked and not dry_run, 0, 0
+        for path, facts in files:
+            why = _removed(path) if removing else None
+            if why is not None:
+                failed.append(why)
+            else:
+                count, size = count + 1, size + facts.st_size
+        rows.append({"what": name, "meaning": meaning, "files": count, "bytes": size, "removed": removing})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        did = "removed" if row["removed"] else "would go" if asked else f"--{row['what']}"
-        click.echo(f"{did:<12} {row['files']:6} files, {_mebibytes(row['bytes']):>11}: {row['meaning']}")
+    else:
+        for row in rows:
+            did = "removed" if row["removed"] else "would go" if asked else f"--{row['what']}"
+            click.echo(f"{did:<12} {row['files']:6} files, {_mebibytes(row['bytes']):>11}: {row['meaning']}")
+    for why in failed:
+        click.echo(f"autotune: {why}", err=True)
+    if failed:
+        sys.exit(1)
 
 
-def _prunable(folder: Path, name: str) -> list[tuple[Path, Any]]:
-    import time
+def _prunable(store: Store, name: str) -> list[tuple[Path, os.stat_result]]:
+    """List the files of one kind; without those that may still have a writer, and through no link."""
+    from autotune.records import locks
 
-    patterns, _ = PRUNABLE[name]
-    found = {}
-    for pattern in patterns:
-        for path in folder.glob(pattern):
-            try:
-                facts = path.stat()
-            except OSError:
-                continue
-            young = name == "tmp" and time.time() - facts.st_mtime < TMP_AGE_S
-            if path.is_file() and not young:
-                found[path] = facts
-    return list(found.items())
+    pattern, _ = PRUNABLE[name]
+    homes = [path for path in _listed(store.root) if path.is_dir() and not path.is_symlink()]
+    if name == "compiled":
+        folders, pattern = [path for path in homes if path.name == "compiled"], "*"
+    elif name == "estimated":
+        folders, pattern = [path / "estimated" for path in homes], "*.json"
+    else:
+        folders = [*homes, *(path / "estimated" for path in homes)]
+    found = []
+    for path in (path for folder in folders if not folder.is_symlink() for path in _listed(folder)):
+        try:
+            facts = path.lstat()
+        except OSError:
+            continue
+        busy = (name == "tmp" and time.time() - facts.st_mtime < TMP_AGE_S) or (
+            name in ("old", "trials") and locks.lives(path)
+        )
+        if fnmatch.fnmatch(path.name, pattern) and not stat.S_ISDIR(facts.st_mode) and not busy:
+            found.append((path, facts))
+    return found
 
 
-def _remove(path: Path) -> None:
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in sorted(os.listdir(folder))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RecordError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _removed(path: Path) -> str | None:
+    """Remove a file; return why that failed, None if it did not."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        raise RecordError(f"{path} cannot be removed ({error.strerror})") from None
+        return f"{path} cannot be removed: {error.strerror}"
+    return None
 
 
 # --- export, import ---------------------------------------------------------------------------------------
@@ -305,11 +339,11 @@ def _remove(path: Path) -> None:
 
 @command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@problem_options(required=False)
+@wanted_options
 @click.option("--estimated", is_flag=True, help="Those that nobody measured too.")
 @cache_option
 @json_option
-def export_command(file: Path, problem: Problem | None, estimated: bool, store: Store, as_json: bool) -> None:
+def export_command(file: Path, wanted: Wanted, estimated: bool, store: Store, as_json: bool) -> None:
     """Write the records into FILE, whose name ends in .tar.gz or .jsonl."""
     from autotune.records.archive import write_archive
 
@@ -317,11 +351,11 @@ def export_command(file: Path, problem: Problem | None, estimated: bool, store: 
         entry.record
         for entry in _entries(store)
         if not entry.shadowed
-        and problem in (None, entry.record.problem)
+        and wanted.takes(entry.record.problem)
         and (estimated or entry.record.evidence == "measured")
     ]
     if not found:
-        raise RecordMissing(f"{store.root} holds no record to export")
+        raise RecordMissing(f"{store.root} holds no record{wanted} to export")
     count = write_archive(found, file)
     click.echo(json.dumps({"file": str(file), "records": count}) if as_json else f"{count} records in {file}")
 
@@ -333,8 +367,9 @@ def export_command(file: Path, problem: Problem | None, estimated: bool, store: 
 def import_command(file: Path, store: Store, as_json: bool) -> None:
     """Take the records of FILE in; of two for one problem and device the better one is kept.
 
-    Each record is checked as if it were read; its kernel is not run: 'autotune cache verify' does that. Exit
-    code 1 when one of them is broken, or its config is none of its family.
+    Each record is checked as if it were read; its kernel is not run: 'autotune cache verify' does that. One
+    that is taken is marked as imported, and what it takes the place of is kept as .displaced. Exit code 1
+    when one of them is broken, or its config is none of its family.
     """
     from autotune.records.archive import read_archive
 
@@ -344,42 +379,36 @@ def import_command(file: Path, store: Store, as_json: bool) -> None:
             rows.append({"state": "broken", "what": str(found)})
             click.echo(f"autotune: {found}", err=True)
             continue
-        state = _taken_in(found, store)
+        state, more = _taken_in(found, store)
         what = f"{found.device.name}, {found.family}, {found.problem}"
-        rows.append({"state": state, "what": what})
+        rows.append({"state": state, "what": what, "why": more})
+        if state == "refused":
+            click.echo(f"autotune: {found.family}, {found.problem}: {more}", err=True)
         if not as_json:
-            click.echo(f"{state:<8} {what}")
+            click.echo(f"{state:<8} {what}{more if state == 'taken' else ''}")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     if any(row["state"] in ("broken", "refused") for row in rows):
         sys.exit(1)
 
 
-def _taken_in(record: Record, store: Store) -> str:
-    """Store an imported record if it is better than what is there; say what became of it."""
+def _taken_in(record: Record, store: Store) -> tuple[str, str]:
+    """Store an imported record if it is better than what is there; return what became of it, and more."""
     from autotune.space.space import Space
     from autotune.tuning.audit import staleness
 
-    if record.evidence == "estimated":
-        if store.find(record.device, record.family, record.problem, estimated=True) is not None:
-            return "kept ours"
-        store.write(record)
-        return "taken"
+    def stale(each: Record) -> bool:
+        return staleness(each, store.depot) is not None
+
+    own = False
     try:
         Space.load(record.family).config(record.config)
     except ConfigError as error:
-        click.echo(f"autotune: {record.family}, {record.problem}: {error}", err=True)
-        return "refused"
+        return "refused", str(error)
     except SpaceError:  # a family of the user's own
-        stale = None
-    else:
-
-        def stale(each: Record) -> bool:
-            return staleness(each, store.depot) is not None
-
-    before = store.find(record.device, record.family, record.problem)
-    stored = store.offer(record, stale=stale)
-    return "same" if before == record else "taken" if stored == record else "kept ours"
+        own = True
+    state, kept = store.take_in(record, stale=None if own else stale)
+    return state, f", in place of {kept.name}" if kept is not None else ""
 
 
 # --- all --------------------------------------------------------------------------------------------------

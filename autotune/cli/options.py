@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -53,6 +54,67 @@ def problem_options(required: bool = True, any_math: bool = False) -> Callable[[
         return wrapped
 
     return add
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which problems are asked for: one, or all that have what was given of these.
+
+    Attributes:
+        problem: The one; None where no size was given.
+        layout: As given, None where it was not.
+        beta: Likewise.
+        math: Likewise.
+    """
+
+    problem: Problem | None
+    layout: str | None
+    beta: int | None
+    math: str | None
+
+    def takes(self, problem: Problem) -> bool:
+        """Return whether a problem is asked for."""
+        if self.problem is not None:
+            return problem == self.problem
+        given = ((self.layout, problem.layout), (self.beta, problem.beta), (self.math, problem.math))
+        return all(asked in (None, has) for asked, has in given)
+
+    def __str__(self) -> str:
+        if self.problem is not None:
+            return f" of {self.problem}"
+        given = {"layout": self.layout, "beta": self.beta, "math": self.math}
+        told = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        return f" of {told}" if told else ""
+
+
+def wanted_options(command: F) -> Callable[..., Any]:
+    """Add --m --n --k --layout --beta --math, none of them needed; the command gets ``wanted``."""
+
+    @functools.wraps(command)
+    def call(
+        m: int | None,
+        n: int | None,
+        k: int | None,
+        layout: str | None,
+        beta: int | None,
+        math: str | None,
+        **others: Any,
+    ) -> Any:
+        whole = (layout or "nn", beta or 0, math or MATHS[0])
+        Problem(1, 1, 1, *whole)  # type: ignore[arg-type]  # Problem checks the words
+        return command(wanted=Wanted(_problem(m, n, k, *whole), layout, beta, math), **others)
+
+    wrapped: Callable[..., Any] = call
+    for name, kind, text in (
+        ("--math", str, f"Arithmetic: {', '.join(MATHS)}."),
+        ("--beta", int, "0: C is never read. 1: it is, and scaled by a beta."),
+        ("--layout", str, f"How A and B are stored: {', '.join(LAYOUTS)}; nn where sizes are given."),
+        ("--k", int, "Length of each dot product."),
+        ("--n", int, "Columns of C."),
+        ("--m", int, "Rows of C."),
+    ):
+        wrapped = click.option(name, type=kind, help=text)(wrapped)
+    return wrapped
 
 
 def _problem(

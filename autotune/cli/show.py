@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import json
-from glob import escape
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, json_option, problem_options
-from autotune.errors import RecordMissing
-from autotune.values.problem import Problem
+from autotune.cli.options import Wanted, cache_option, json_option, wanted_options
+from autotune.errors import RecordError, RecordMissing
+from autotune.outside import printable
 
 if TYPE_CHECKING:
     from autotune.records import Record, Store
 
 
 @click.command()
-@problem_options(required=False)
+@wanted_options
 @click.option("--family", help="Only records of this kernel family.")
 @cache_option
 @json_option
-def command(problem: Problem | None, family: str | None, store: Store, as_json: bool) -> None:
-    """Show the record of a problem on every device that has one; without sizes, list all records."""
+def command(wanted: Wanted, family: str | None, store: Store, as_json: bool) -> None:
+    """Show the record of a problem on every device that has one; without sizes, list all records.
+
+    --family, --layout, --beta and --math choose among them. Exit code 1 when a file cannot be read and no
+    other is found.
+    """
     from autotune import records
     from autotune.cli.tune import summary
 
-    name = "*.json" if problem is None else f"{'*' if family is None else escape(family)}_{problem.key}.json"
-    entries = store.entries(lambda error: click.echo(f"autotune: {error}", err=True), name=name)
-    found = [entry.record for entry in entries]
-    if problem is not None and not found:
+    broken: list[RecordError] = []
+    found = [
+        entry.record
+        for entry in store.entries(broken.append)
+        if wanted.takes(entry.record.problem) and family in (None, entry.record.family)
+    ]
+    for error in broken:
+        click.echo(f"autotune: {error}", err=True)
+    problem = wanted.problem
+    if problem is not None and not found and not broken:
         raise RecordMissing(
             f"{store.root} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
         )
@@ -38,18 +47,23 @@ def command(problem: Problem | None, family: str | None, store: Store, as_json: 
         objects = [json.loads(records.to_json(record)) for record in found]
         alone = problem is not None and len(objects) == 1
         click.echo(json.dumps(objects[0] if alone else objects, indent=2))
-    elif problem is None:
-        _list(found, store.root)
-    else:
+    elif found and problem is not None:
         for record in found:
             click.echo(summary(record))
+            if record.imported:
+                click.echo(f"  imported  {record.imported[:10]}: it was measured elsewhere")
             _rank(record)
+    elif found:
+        _list(found)
+    elif not broken:
+        which = f"{wanted}{f' of family {printable(family, 40)}' if family else ''}"
+        what = f"no record{which}" if which else "no records"
+        click.echo(f"{store.root} holds {what}: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
+    if broken and not found:
+        sys.exit(1)
 
 
-def _list(found: list[Record], folder: Path) -> None:
-    if not found:
-        click.echo(f"{folder} holds no records: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
-        return
+def _list(found: list[Record]) -> None:
     from autotune.cli.tables import Table
 
     table = Table(

@@ -1,4 +1,4 @@
-"""Turns a key into bytes that every process of this machine finds again.
+"""What is kept on disk under a key, so that every process of this machine finds it again.
 
 An entry is one file, named by the key and written atomically. Its first 32 bytes are the SHA-256 of key and
 content: a file that is cut, edited or under a wrong name is no entry, and is removed. When the folder exceeds
@@ -16,11 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from autotune.errors import UsageError
+from autotune.outside import read_bytes
 from autotune.paths import write_file
 
 LIMIT_VARIABLE = "AUTOTUNE_COMPILED_MIB"
 DEFAULT_MIB = 512
 FOLDER = "compiled"
+MOST_BYTES = 256 << 20  # of one entry; a large kernel has some hundred thousand
 _DIGEST_BYTES = 32
 _ABANDONED_S = 3600.0  # a temporary file of that age has no writer any more
 
@@ -42,7 +44,7 @@ class Depot:
         self.limit_bytes = _limit() if limit_bytes is None else limit_bytes
 
     def path(self, key: str) -> Path:
-        """Name the file of a key, whose letters, digits and dots may stand in a file name."""
+        """Return the file of a key, whose letters, digits and dots may stand in a file name."""
         return self.folder / key
 
     def get(self, key: str) -> bytes | None:
@@ -51,7 +53,7 @@ class Depot:
             return None
         path = self.path(key)
         try:
-            stored = path.read_bytes()
+            stored = read_bytes(path, MOST_BYTES)
         except OSError:
             return None
         content = stored[_DIGEST_BYTES:]
@@ -64,12 +66,12 @@ class Depot:
         return content
 
     def put(self, key: str, content: bytes) -> bool:
-        """Keep content under a key, in place of what was there; tell whether that was possible."""
+        """Keep content under a key, in place of what was there; return whether that was possible."""
         if not self.limit_bytes:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_file(self.path(key), _digest(key, content) + content, durable=False)
+            write_file(self.path(key), _digest(key, content) + content, own=True, durable=False)
         except OSError:
             return False
         self._drop_oldest()
@@ -78,15 +80,6 @@ class Depot:
     def entries(self) -> list[tuple[Path, os.stat_result]]:
         """List the files of the folder, temporary ones too."""
         return list(_files(self.folder))
-
-    def clear(self) -> int:
-        """Remove every entry; return the bytes that were freed."""
-        freed = 0
-        for path, facts in self.entries():
-            with suppress(OSError):
-                path.unlink()
-                freed += facts.st_size
-        return freed
 
     def _drop_oldest(self) -> None:
         """Remove the entries that were not used for longest until the others keep the limit."""

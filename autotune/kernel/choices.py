@@ -181,7 +181,7 @@ class Choices:
                         yield choice
 
     def _nearest(self) -> Iterator[Choice]:
-        files = self._store.filed(self.device.slug)
+        files = self._store.filed(self.device)
         for record in self._read(files):
             if self._of_this_device(record) and record.problem != self.problem:
                 yield from self._from("nearest", record)

@@ -1,10 +1,12 @@
-"""Turns records into one file that can be handed on, and such a file back into checked records."""
+"""Archives: records in one file that can be handed on, read back as checked records."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -12,13 +14,24 @@ from pathlib import Path
 from typing import IO
 
 from autotune.errors import RecordError, UsageError
+from autotune.outside import open_regular
 from autotune.paths import replacing
-from autotune.records.files import from_json, path_within, to_json
+from autotune.records.files import MOST_BYTES, from_json, path_within, to_json
 from autotune.records.schema import Record
 from autotune.values import jsontext, typed
 
-MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
 MOST_RECORDS = 100_000
+MOST_UNPACKED = 1 << 30  # bytes of all that a compressed archive holds
+_BROKEN = (
+    OSError,
+    EOFError,
+    tarfile.TarError,
+    zlib.error,
+    ValueError,
+    LookupError,
+    OverflowError,
+    MemoryError,
+)
 KINDS = (".tar.gz", ".tgz", ".jsonl")
 
 
@@ -54,7 +67,7 @@ def write_archive(found: Iterable[Record], path: Path) -> int:
 
 
 def read_archive(path: Path) -> Iterator[Record | RecordError]:
-    """Give each record of an archive, or what is wrong with it; nothing is unpacked.
+    """Yield each record of an archive, or what is wrong with it; nothing is unpacked.
 
     Raises:
         UsageError: The name is of no archive.
@@ -62,7 +75,7 @@ def read_archive(path: Path) -> Iterator[Record | RecordError]:
     """
     kind = _kind(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             texts = _lines(file) if kind == ".jsonl" else _members(file)
             for number, (where, content) in enumerate(texts):
                 if number >= MOST_RECORDS:
@@ -71,15 +84,17 @@ def read_archive(path: Path) -> Iterator[Record | RecordError]:
                     yield _read(content, f"{path}, {where}")
                 except RecordError as error:
                     yield error
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except _BROKEN as error:
         raise RecordError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except RecursionError:
+        raise RecordError(f"{path} cannot be read: its names are chained too deeply") from None
 
 
 def _read(content: bytes | None, where: str) -> Record:
     if content is None:
         raise RecordError(f"{where}: larger than {MOST_BYTES} bytes: not a record")
     try:
-        return from_json(content.decode(), where)
+        return from_json(content.decode("utf-8-sig"), where)
     except UnicodeDecodeError as error:
         raise RecordError(f"{where}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 
@@ -96,7 +111,7 @@ def _write_tar(file: IO[bytes], entries: list[tuple[str, bytes]]) -> None:
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:
-    with gzip.GzipFile(fileobj=file, mode="rb") as packed:
+    with _Bounded(fileobj=file, mode="rb") as packed:
         with tarfile.open(fileobj=packed, mode="r:") as archive:
             for member in archive:
                 if not member.isfile() or not member.name.endswith(".json"):
@@ -106,6 +121,24 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:
                 yield where, opened.read() if opened is not None else None
         while packed.read(MOST_BYTES):  # the checksum is at the end
             pass
+
+
+class _Bounded(gzip.GzipFile):
+    """A compressed file that refuses to be unpacked without end, or in one piece that is no record."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= MOST_BYTES + (1 << 16):
+            raise OSError(errno.EFBIG, f"a part of it is longer than {MOST_BYTES >> 20} MiB")
+        self._check(self.tell() + size)
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check(offset)
+        return super().seek(offset, whence)
+
+    def _check(self, place: int) -> None:
+        if place > MOST_UNPACKED:
+            raise OSError(errno.EFBIG, f"it holds more than {MOST_UNPACKED >> 30} GiB")
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[str, bytes | None]]:

@@ -1,4 +1,4 @@
-"""Turns a `Record` into a JSON file that people read, such a file back, and says whom it serves."""
+"""Record files: a `Record` as JSON that people read, such a file read back, and whom a record serves."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from autotune.code.nvrtc import same_build
 from autotune.errors import ProblemError, RecordError
+from autotune.outside import read_bytes
 from autotune.paths import NO_HOME, NOWHERE
 from autotune.records.schema import SCHEMA, Record, RecordedDevice, migrated
 from autotune.values import jsontext, typed
@@ -22,6 +23,7 @@ from autotune.values.problem import Problem
 if TYPE_CHECKING:
     from autotune.code.render import Source
 
+MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
 _NAME = re.compile(
     r"(?P<family>\w+?)_f32_(?P<layout>\w\w)_m(?P<m>\d{1,10})_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
     r"_beta(?P<beta>[01])_(?P<math>\w+)\.json"
@@ -38,7 +40,7 @@ class Filed:
 
 
 def now() -> str:
-    """The current time as ``created`` has it."""
+    """Return the current time as ``created`` has it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -51,7 +53,7 @@ def path_within(
 
 
 def to_json(record: Record) -> str:
-    """Write a record as text; milliseconds keep six significant digits.
+    """Return a record as text; milliseconds keep six significant digits.
 
     Raises:
         RecordError: The text could not be read back (a NaN, a value of the wrong type or out of range).
@@ -99,8 +101,8 @@ def content_of(path: Path) -> bytes | None:
         RecordError: It cannot be read.
     """
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
+        return read_bytes(path, MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from None
@@ -113,7 +115,7 @@ def decoded(content: bytes, path: Path) -> Record:
         RecordError: As for `from_json`.
     """
     try:
-        return from_json(content.decode(), path)
+        return from_json(content.decode("utf-8-sig"), path)
     except UnicodeDecodeError as error:
         raise RecordError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 
@@ -134,7 +136,7 @@ def filed(folder: Path) -> list[Filed]:
 
 
 def serves(record: Record, device: Device, problem: Problem, source: Source) -> str | None:
-    """Tell why a record does not serve a problem on a device; None when it does.
+    """Return why a record does not serve a problem on a device; None when it does.
 
     Args:
         record: As found.
@@ -146,6 +148,8 @@ def serves(record: Record, device: Device, problem: Problem, source: Source) -> 
         then, now_ = getattr(record.problem, field.name), getattr(problem, field.name)
         if then != now_:
             return f"the record is for {field.name} {then}, not {now_}"
+    if record.device.name != device.name:
+        return f"the record is for {record.device.name}, not {device.name}"
     if record.device.compute_capability != device.compute_capability:
         return (
             f"the record is for compute capability {record.device.compute_capability}, "

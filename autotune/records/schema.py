@@ -54,14 +54,14 @@ class RecordedDevice:
         return cls(**{field.name: getattr(device, field.name) for field in fields(cls)})
 
     @property
-    def identity(self) -> tuple[str, str, int, str | None]:
-        """What must agree for a record to be of a GPU: name, compute capability, SM count and MIG slice."""
-        return self.name, self.compute_capability, self.sm_count, self.mig
-
-    @property
     def slug(self) -> str:
         """The folder of this device's records; the same as `Device.slug`."""
         return slug_of(self.name, self.mig)
+
+
+def identity_of(device: Device | RecordedDevice) -> tuple[str, str, int, str | None]:
+    """Return what tells GPUs apart: name, compute capability, SM count and MIG slice."""
+    return device.name, device.compute_capability, device.sm_count, device.mig
 
 
 @dataclass(frozen=True)

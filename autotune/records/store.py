@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import fcntl
+import fnmatch
+import itertools
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.code.depot import Depot
 from autotune.errors import RecordError, UsageError
+from autotune.outside import read_bytes
 from autotune.paths import NOWHERE, cache_dir, data_dir, write_file
 from autotune.records.files import (
+    MOST_BYTES,
     Filed,
     content_of,
     decoded,
     filed,
     from_json,
+    now,
     path_within,
     read,
     to_json,
     unwritable,
 )
-from autotune.records.schema import Record, RecordedDevice
+from autotune.records.locks import take
+from autotune.records.schema import Record, RecordedDevice, identity_of
+from autotune.records.trials import read_header
 from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
@@ -90,8 +96,14 @@ class Store:
     def path(
         self, device: Device | RecordedDevice, family: str, problem: Problem, *, estimated: bool = False
     ) -> Path:
-        """Return the user's file of one device, family and problem, whether it exists or not."""
-        return self.root / path_within(device, family, problem, estimated=estimated)
+        """Return the user's file of one device, family and problem, whether it exists or not.
+
+        It lies in a folder with the GPU's name. Where that is of a GPU of this name with another number of
+        SMs, or another compute capability, it lies in one that has the number of SMs in its name too.
+        """
+        plain, apart = (self.root / name for name in _homes(device))
+        home = apart if apart.is_dir() or not _is_home(plain, device) else plain
+        return home / path_within(device, family, problem, estimated=estimated).relative_to(device.slug)
 
     def find(
         self, device: Device | RecordedDevice, family: str, problem: Problem, *, estimated: bool = False
@@ -118,12 +130,12 @@ class Store:
         estimated: bool = False,
     ) -> Record | None:
         """Return the record of one of the `folders` alone: see `find`."""
-
-        def belongs(record: Record) -> Path:
-            is_estimated = record.evidence == "estimated"
-            return folder / path_within(device, record.family, record.problem, estimated=is_estimated)
-
-        return _sound(folder / path_within(device, family, problem, estimated=estimated), belongs)
+        within = path_within(device, family, problem, estimated=estimated).relative_to(device.slug)
+        for home in _homes(device):
+            record = _sound(folder / home / within)
+            if record is not None and identity_of(record.device) == identity_of(device):
+                return record
+        return None
 
     def best(
         self,
@@ -144,9 +156,9 @@ class Store:
             return max(records, key=lambda each: each.created, default=None)
         return min(records, key=lambda each: each.timing.median_ms if each.timing else math.inf, default=None)
 
-    def filed(self, slug: str | None = None) -> list[Filed]:
+    def filed(self, device: Device | RecordedDevice | None = None) -> list[Filed]:
         """List the measured records of one device, or of all, by their names, the user's own first."""
-        slugs = [[slug] if slug is not None else _folders(folder) for folder in self.folders]
+        slugs = [_folders(folder) if device is None else _homes(device) for folder in self.folders]
         return [
             file
             for folder, names in zip(self.folders, slugs, strict=True)
@@ -160,9 +172,7 @@ class Store:
         Raises:
             RecordError: The file is of a newer schema, or cannot be opened.
         """
-        return _sound(
-            file.path, lambda record: file.path.with_name(f"{record.family}_{record.problem.key}.json")
-        )
+        return _sound(file.path)
 
     def entries(
         self, refused: Callable[[RecordError], None], *, name: str = "*.json", shadowed: bool = False
@@ -176,7 +186,7 @@ class Store:
         """
         own: set[Path] = set()
         for folder in self.folders:
-            for path in [*sorted(folder.glob(f"*/{name}")), *sorted(folder.glob(f"*/estimated/{name}"))]:
+            for path in _files(folder, name, refused):
                 place, shipped = path.relative_to(folder), folder == self.shipped
                 if place in own and not shadowed:
                     continue
@@ -200,7 +210,7 @@ class Store:
         path, text = self._path_of(record), to_json(record)
         try:
             with _locked(path.parent):
-                write_file(path, text)
+                write_file(path, text, own=True)
         except OSError as error:
             raise unwritable(path, error) from None
         return path
@@ -238,10 +248,48 @@ class Store:
                 stale = stale or _of_other_templates(record)
                 if rival is not None and rival != over and _stays(rival, record, stale):
                     return rival
-                write_file(path, text)
+                write_file(path, text, own=True)
         except OSError as error:
             raise unwritable(path, error) from None
         return from_json(text, path)
+
+    def take_in(
+        self, record: Record, *, stale: Callable[[Record], bool] | None = None
+    ) -> tuple[str, Path | None]:
+        """Store a record that came from elsewhere, marked as such, if it is better than what is here.
+
+        Args:
+            record: As it was read.
+            stale: As for `offer`.
+
+        Returns:
+            "taken", "same" or "kept ours"; and where the user's record is kept that it took the place of.
+
+        Raises:
+            RecordError: As for `offer`.
+        """
+        estimated = record.evidence == "estimated"
+        ours = self.find(record.device, record.family, record.problem, estimated=estimated)
+        if ours is not None and replace(ours, imported=record.imported) == record:
+            return "same", None
+        marked = replace(record, imported=now())
+        if ours is not None and (estimated or _stays(ours, marked, stale or _of_other_templates(record))):
+            return "kept ours", None
+        path = self._path_of(record)
+        kept = None
+        if path.exists():
+            names = (path.with_name(f"{path.name}.displaced{n if n > 1 else ''}") for n in itertools.count(1))
+            kept = next(name for name in names if not name.exists())
+        try:
+            if kept is not None:
+                write_file(kept, read_bytes(path, MOST_BYTES), own=True)
+        except OSError as error:
+            raise unwritable(path, error) from None
+        if estimated:
+            self.write(marked)
+        return (
+            ("taken", kept) if estimated or self.offer(marked, over=ours) == marked else ("kept ours", None)
+        )
 
     def set_aside(self, path: Path) -> Path:
         """Rename a record file of the user's to ``<name>.bad``, in place of one of that name.
@@ -269,7 +317,7 @@ class Store:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".writable-{os.getpid()}.tmp"
-            write_file(probe, "")
+            write_file(probe, "", own=True)
             probe.unlink(missing_ok=True)
         except OSError as error:
             raise unwritable(self.root, error) from None
@@ -279,15 +327,18 @@ class Store:
         return self.path(record.device, record.family, record.problem, estimated=estimated)
 
 
-def _sound(path: Path, belongs: Callable[[Record], Path]) -> Record | None:
-    """Read a file if it exists and holds a record that belongs where it lies, else warn."""
+def _sound(path: Path) -> Record | None:
+    """Return the record of a file if there is one and it belongs where it lies, else warn."""
     content = content_of(path)
     if content is None:
         return None
     try:
         record = decoded(content, path)
-        if belongs(record) != path:
-            raise RecordError(f"{path}: its content belongs in {belongs(record)}")
+        estimated = record.evidence == "estimated"
+        within = path_within(record.device, record.family, record.problem, estimated=estimated)
+        places = [Path(home, within.relative_to(record.device.slug)) for home in _homes(record.device)]
+        if not any(path.parts[-len(place.parts) :] == place.parts for place in places):
+            raise RecordError(f"{path}: its content belongs in {places[0]}")
     except typed.NewerSchemaError:
         raise
     except RecordError as error:
@@ -309,10 +360,47 @@ def _named(root: object) -> Path:
     return Path(path)
 
 
+def _homes(device: Device | RecordedDevice) -> tuple[str, str]:
+    """Name the folders that may hold what is of a device: its name alone, and with its number of SMs."""
+    return device.slug, f"{device.slug}_{device.sm_count}SM"
+
+
+def _is_home(folder: Path, device: Device | RecordedDevice) -> bool:
+    """Return whether a folder holds records or logs of this very device, or none at all."""
+    for file in [*filed(folder), *filed(folder / "estimated")]:
+        with suppress(RecordError):
+            return identity_of(read(file.path).device) == identity_of(device)
+    for log in sorted(folder.glob("**/*.trials.jsonl")):
+        with suppress(RecordError):
+            return identity_of(read_header(log).device) == identity_of(device)
+    return True
+
+
 def _folders(root: Path) -> list[str]:
     with suppress(OSError):
         return sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     return []
+
+
+def _files(root: Path, pattern: str, refused: Callable[[RecordError], None]) -> Iterator[Path]:
+    """Yield the record files of a folder, measured ones first; what cannot be listed is refused."""
+
+    def listed(folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if folder.parent not in closed:
+                refused(RecordError(f"{folder} cannot be read: {error.strerror}"))
+            closed.add(folder)
+            return []
+
+    closed: set[Path] = set()
+    homes = [root / name for name in listed(root)]
+    for folder in [*homes, *(home / "estimated" for home in homes)]:
+        for name in fnmatch.filter(listed(folder), pattern):
+            yield folder / name
 
 
 @contextmanager
@@ -321,8 +409,7 @@ def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # some network file systems have no locks: the last writer wins there
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        take(descriptor, folder)
         yield
     finally:
         os.close(descriptor)
@@ -350,6 +437,8 @@ def _stays(stored: Record, new: Record, stale: Callable[[Record], bool]) -> bool
     if stored.timing is None or new.timing is None or stored.timing.l2 != new.timing.l2:
         return False
     if (stored.family, stored.problem, stored.device) != (new.family, new.problem, new.device):
+        return False
+    if stored.imported and not new.imported:  # nobody here saw it
         return False
     if stale(stored) != stale(new):
         return stale(new)

@@ -22,20 +22,24 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
+import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from autotune.code.nvrtc import same_build
 from autotune.errors import RecordError, UsageError
 from autotune.outside import MIB, open_regular, read_bytes
+from autotune.records import locks
 from autotune.records.files import unwritable
 from autotune.records.schema import Digest, RecordedDevice, Text
 from autotune.values import jsontext, typed
@@ -43,6 +47,7 @@ from autotune.values.limits import Name
 from autotune.values.problem import Problem
 
 TRIALS_SCHEMA: Final = 2
+_TOKEN = re.compile("[0-9a-f]{8}")
 LIMIT: Final = 1024 * MIB  # of a log
 HEADER_LIMIT: Final = MIB  # of its first line
 Line = Mapping[str, Any]
@@ -69,6 +74,10 @@ class TrialHeader:
     driver: Text | None = None
     flags: tuple[Text, ...] = ()
     l2: Literal["warm", "cold"] = "warm"
+
+    def continues(self, other: TrialHeader) -> bool:
+        """Return whether trials of this header may follow those of another, whose NVRTC may be less exact."""
+        return same_build(other.nvrtc, self.nvrtc) and replace(other, nvrtc=self.nvrtc) == self
 
     def differences(self, other: TrialHeader) -> str:
         """Say in what another header differs from this one; "" when it does not."""
@@ -197,7 +206,7 @@ class TrialLog:
             if required and self.path.exists():
                 raise UsageError(f"cannot resume: {error}") from None
             return []
-        if header == self.header:
+        if self.header.continues(header):
             return lines
         if required:
             raise UsageError(
@@ -205,6 +214,11 @@ class TrialLog:
                 f"kept as {_kept(self.path).name} and a new one begins"
             )
         return []
+
+    def alive(self, lines: Iterable[Line]) -> set[str]:
+        """Return the runs, of those that the lines are of, whose processes still go on."""
+        tokens = {token for line in lines if _TOKEN.fullmatch(token := str(line.get("run")))}
+        return {token for token in tokens if locks.lives(self.path, token)}
 
     def close(self) -> None:
         """Close the file; a later `append` opens it again."""
@@ -216,13 +230,15 @@ class TrialLog:
         """Open the file for appending, behind a header equal to this log's; the caller closes it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
             try:
-                with suppress(OSError):  # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)  # two processes that start together write one header
+                if not stat.S_ISREG(os.fstat(file).st_mode):
+                    raise OSError(errno.EINVAL, "it is a pipe, socket or device")
+                locks.take(file, self.path)  # two processes that start together write one header
                 if _is_still(file, self.path) and self._started(file):
                     with suppress(OSError):
                         fcntl.flock(file, fcntl.LOCK_UN)
+                    locks.live(file, self.run.token)
                     return file
             except BaseException:
                 os.close(file)
@@ -238,7 +254,7 @@ class TrialLog:
             self._anew = False
             return True
         try:
-            same = not self._anew and read_log(self.path)[0] == header
+            same = not self._anew and header.continues(read_header(self.path))
         except RecordError:
             same = False
         if not same:
@@ -258,7 +274,7 @@ def add_line(path: Path, header: TrialHeader, run: Run, line: Line) -> None:
     text = jsontext.compact({**typed.plain(line), **run.stamp()}) + "\n"
     try:
         try:
-            file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
         except FileNotFoundError:
             file = TrialLog(path, header, run).opened()
         try:
@@ -314,11 +330,12 @@ def read_trials(path: Path) -> tuple[TrialHeader, list[dict[str, Any]]]:
     return header, [line for line in lines if "event" not in line]
 
 
-def deaths(logs: Sequence[Iterable[Line]]) -> Counter[str]:
+def deaths(logs: Sequence[Iterable[Line]], alive: Collection[str] = ()) -> Counter[str]:
     """Count for each candidate, by id, the runs that died while it was on a GPU: those that have no end.
 
     Args:
         logs: Lines of the logs that were written together, one log a family.
+        alive: Runs that still go on: see `TrialLog.alive`.
     """
     ended: set[str] = set()
     running: set[tuple[str, str]] = set()
@@ -330,7 +347,7 @@ def deaths(logs: Sequence[Iterable[Line]]) -> Counter[str]:
             running.add((run, candidate))
         elif "outcome" in line or line.get("event") == "fault":
             running.discard((run, candidate))
-    return Counter(candidate for run, candidate in running if run not in ended)
+    return Counter(candidate for run, candidate in running if run not in ended and run not in alive)
 
 
 def _migrated(value: object) -> object:

@@ -80,7 +80,8 @@ class Past:
             UsageError: That is so.
         """
         lines = [log.past(required=required) for log in logs]
-        died = deaths(lines)
+        alive = set().union(*(log.alive(own) for log, own in zip(logs, lines, strict=True)))
+        died = deaths(lines, alive)
         trials: dict[int, Trial] = {}
         lost: list[list[int]] = []
         for family, log, own in zip(candidates.families, logs, lines, strict=True):
@@ -101,6 +102,9 @@ class Past:
                     why = f"{died[name]} runs were killed or died while it was on the GPU"
                     found[config] = guilty = Trial(name, family.name, config, Rejected("crash", why), code)
                     log.append(guilty.line())
+            for config, launch in started.items():
+                if found[config] is None and str(launch.get("run")) in alive:
+                    del found[config]  # another process is measuring it now
             points = points_of(family.legal, list(found))
             known = list(zip(points, found.values(), strict=True))
             trials |= {family.begin + point: trial for point, trial in known if point is not None and trial}
