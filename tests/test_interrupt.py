@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -242,3 +246,31 @@ def test_a_pause_without_a_gpu_leaves_time_for_candidates(tmp_path):
     status, told = command.wait()
     assert status == 0, told
     assert any(line.get("outcome") == "estimated" for line in command.log())
+
+
+def test_a_terminal_that_hangs_up_ends_the_search_as_a_signal_does(tmp_path):
+    """With the live table, which can no longer be drawn then."""
+    words = "-m autotune tune --m 64 --n 64 --k 64 --target t4 --budget 300s --workers 1 --cache records"
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *words.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    end = time.monotonic() + 120
+    logs = []
+    while not logs or b'"begin"' not in logs[0].read_bytes():
+        logs = list(tmp_path.glob("records/*/*/*.trials.jsonl"))
+        assert process.poll() is None
+        assert time.monotonic() < end
+        if select.select([master], [], [], 0.05)[0]:
+            os.read(master, 4096)  # what the table draws must find room
+    os.close(master)
+    assert process.wait(60) == 130
+    assert read_log(logs[0])[1][-1]["why"] == "interrupted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.streams import say
@@ -109,13 +110,15 @@ class Board:
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._live.__exit__(*details)
+        with suppress(OSError):  # the terminal is gone
+            self._live.__exit__(*details)
         for note in self._notes:
             say(note)
 
     def tell(self, tuned: Tuned) -> None:
         """Write the outcome of a shape of a suite, above the table."""
-        self._live.console.print(printable(_told(tuned)), markup=False, highlight=False)
+        with suppress(OSError):
+            self._live.console.print(printable(_told(tuned)), markup=False, highlight=False)
 
     def watch(self, progress: Progress) -> None:
         """Redraw, at most eight times a second."""
