@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -199,3 +200,52 @@ def test_the_version_of_the_driver_is_read_from_the_kernel_module(line, version,
     driver_version.cache_clear()
     assert driver_version() == version
     driver_version.cache_clear()
+
+
+# --- what a machine loads and asks ---
+
+
+def test_a_fault_of_the_process_is_not_said_of_the_kernel(monkeypatch):
+    """Every other kernel would fail alike: it is raised at once, not passed over."""
+    pytest.importorskip("cupy")
+    from cupy.cuda import runtime
+
+    from autotune.kernel import cuda
+
+    source = SimpleNamespace(launch=SimpleNamespace(), entry="f", config=SimpleNamespace(id="BM64"))
+
+    def current(text):
+        def fail(runtime, ordinal):
+            raise runtime.CUDARuntimeError(text)
+
+        return fail
+
+    monkeypatch.setattr(cuda, "_current", current(700))
+    with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
+        cuda.loaded(0, source, b"")
+    monkeypatch.setattr(cuda, "_current", current(98))
+    with pytest.raises(DeviceError, match="GPU 0 does not load kernel BM64: cudaErrorInvalidDeviceFunction"):
+        cuda.loaded(0, source, b"")
+
+
+def test_a_captured_stream_is_refused_before_anything_is_asked_of_it(monkeypatch):
+    pytest.importorskip("cupy")
+    from autotune.kernel.cuda import CudaMachine
+
+    machine = object.__new__(CudaMachine)
+    machine.ordinal = 0
+    monkeypatch.setattr("cupy.cuda.runtime.streamIsCapturing", lambda stream: True)
+    with pytest.raises(UsageError, match=r"stream 0x7 is being captured, .* made without check_finite"):
+        machine.answer(lambda address: pytest.fail("nothing is launched"), 7)
+
+
+def test_arrays_of_a_graph_are_kept_by_whoever_keeps_the_graph(monkeypatch):
+    """An event that was recorded in a capture can never be asked whether it is done."""
+    pytest.importorskip("cupy")
+    from autotune.kernel.libraries import DLPackLibrary
+
+    monkeypatch.setattr("cupy.cuda.runtime.streamIsCapturing", lambda stream: True)
+    monkeypatch.setattr("cupy.cuda.Event", lambda **words: pytest.fail("nothing is recorded"))
+    library = DLPackLibrary()
+    library.hold([object()], 0, 7)
+    assert not library._held

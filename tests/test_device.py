@@ -5,6 +5,7 @@ import re
 import sys
 import types
 
+import numpy as np
 import pytest
 
 from autotune.code.nvrtc import nvrtc
@@ -176,6 +177,8 @@ def test_a_gpu_that_is_too_old(with_runtime):
             r"supports CUDA 12, but this CuPy .* CUDA 13: update the driver, or pip install .*\[cuda12\]",
         ),
         (13000, "cudaErrorNoDevice: no CUDA-capable device", r"^no GPU can be used \(cudaErrorNoDevice\)"),
+        (13000, "cudaErrorInitializationError: initialization error", r"as after a fork.*'spawn' method"),
+        (13000, "cudaErrorLaunchFailure: unspecified launch failure", r"start a new one"),
     ],
 )
 def test_why_there_is_no_gpu(with_runtime, driver, why, says):
@@ -183,6 +186,38 @@ def test_why_there_is_no_gpu(with_runtime, driver, why, says):
     with pytest.raises(DeviceError, match=says) as raised:
         current_device(0)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["getDeviceProperties", "deviceGetAttribute"])
+def test_a_gpu_that_failed_before_is_one_line(with_runtime, name):
+    runtime = FakeRuntime()
+
+    def fail(*words):
+        raise runtime.CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+    setattr(runtime, name, fail)
+    with_runtime(runtime)
+    with pytest.raises(DeviceError, match=r"^GPU 0 cannot be used: a kernel that ran earlier in this"):
+        current_device(0)
+
+
+@pytest.mark.parametrize("ordinal", [np.int64(0), np.uint8(0), 0])
+def test_an_ordinal_may_be_an_integer_of_numpy(with_runtime, ordinal):
+    with_runtime(FakeRuntime())
+    assert current_device(ordinal).name == "NVIDIA H200"
+
+
+@pytest.mark.parametrize("ordinal", [0.0, True, "0", None, np.zeros(1)])
+def test_what_is_no_ordinal(with_runtime, ordinal):
+    with_runtime(FakeRuntime())
+    with pytest.raises(UsageError, match=r"is not a CUDA ordinal: give 0 or another integer"):
+        current_device(ordinal)
+
+
+@pytest.mark.parametrize("name", [3, None, b"h200", ["h200"]])
+def test_what_is_no_name_of_a_gpu(name):
+    with pytest.raises(UsageError, match=r"is not the name of a GPU: give one of t4, "):
+        named_device(name)
 
 
 def test_without_cupy_the_remedy_is_named(monkeypatch):
