@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from autotune.code import cubins
-from autotune.code.compiler import Binary, compile_bounded, compile_text
+from autotune.code.compiler import Binary, compile_text
 from autotune.code.depot import Depot
+from autotune.code.single import compile_bounded
 from autotune.errors import Rejected
 
 TEXT = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }'

@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from pairwise import SCALARS, Case
 
-from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
 from autotune.errors import Rejected
 from autotune.measure.proof import workspace_of

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from autotune.cli.ladder import show
-from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
 from autotune.errors import ConfigError, Rejected, SpaceError
 from autotune.measure.worker import GpuWorker

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from tuning import PLAIN
 
-from autotune.code.compiler import CompilePool, compile_text
+from autotune.code.compiler import compile_text
+from autotune.code.pool import CompilePool
 from autotune.code.render import render
 from autotune.records.trials import TrialLog, read_log, read_trials
 from autotune.search import WAIT, Search

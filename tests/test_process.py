@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.code.process import AwakeClock, Child, ChildDied, NoInterpreterError, interpreter
+from autotune.code.awake import AwakeClock
+from autotune.code.process import Child, ChildDied, NoInterpreterError, interpreter
 
 SERVICES = """
 import os, signal, sys

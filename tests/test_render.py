@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preset_problems import PROBLEMS
 
-from autotune.code.compiler import Binary, CompilePool
+from autotune.code.compiler import Binary
+from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render, template_digest
 from autotune.errors import ConfigError, SpaceError
 from autotune.space.file import read_space_file

@@ -264,7 +264,7 @@ def test_a_log_that_is_deleted_meanwhile_begins_anew(bench, what):
 
 def test_killed_compilers_end_the_search_in_one_line_and_leave_nothing_behind(bench, monkeypatch):
     with monkeypatch.context() as killed:
-        killed.setattr("autotune.code.compiler._SERVICE", "stub_gpu:killed_compiler")
+        killed.setattr("autotune.code.pool._SERVICE", "stub_gpu:killed_compiler")
         with pytest.raises(MachineError) as caught:
             bench.tune()
     told = str(caught.value)
@@ -307,7 +307,7 @@ def test_a_candidate_without_an_outcome_is_measured_by_the_next_run(bench, monke
 def test_finalists_that_cannot_be_compiled_now_end_the_run_and_not_their_records(bench, monkeypatch):
     record = bench.tune(budget="10")
     with monkeypatch.context() as killed:
-        killed.setattr("autotune.code.compiler._SERVICE", "stub_gpu:killed_compiler")
+        killed.setattr("autotune.code.pool._SERVICE", "stub_gpu:killed_compiler")
         with pytest.raises(MachineError, match=r"^the machine failed twice while it compiled a finalist: "):
             bench.tune(budget="10")
     assert len(bench.outcomes()) == 10

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pairwise import OPERANDS, SCALARS, all_pairs
 from test_render import assert_tidy
 
-from autotune.code.compiler import Binary, CompilePool, compile_text
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
 from autotune.measure.proof import miniatures, prove, small_problem, workspace_of
 from autotune.measure.verify import UNIT_ROUNDOFF

@@ -89,7 +89,7 @@ def test_a_search_in_a_folder_that_is_gone(tmp_path):
 def test_compilers_start_in_a_folder_that_is_gone(tmp_path):
     """Where the program came by -c, the first entry of `sys.path` is the folder itself."""
     program = """
-from autotune.code.compiler import CompilePool
+from autotune.code.pool import CompilePool
 with CompilePool(1) as pool:
     pool.submit(0, "extern \\"C\\" __global__ void f() {}", "f", "sm_90")
     print(pool.collect(60)[0][1].entry)

@@ -78,7 +78,8 @@ def _line(error: object) -> str:
 
 
 def _nvrtc() -> Finding:
-    from autotune.code.compiler import compile_bounded, nvrtc
+    from autotune.code.compiler import nvrtc
+    from autotune.code.single import compile_bounded
 
     try:
         library = nvrtc()

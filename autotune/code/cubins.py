@@ -13,9 +13,10 @@ import os
 import threading
 
 from autotune.code import nvrtc as library
-from autotune.code.compiler import OPTIONS, Binary, compile_bounded
+from autotune.code.compiler import OPTIONS, Binary
 from autotune.code.depot import Depot
 from autotune.code.render import code_of
+from autotune.code.single import compile_bounded
 from autotune.errors import Rejected
 
 _FORMAT = 1

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.code.compiler import compile_bounded
 from autotune.code.render import Source, render
+from autotune.code.single import compile_bounded
 from autotune.errors import Rejected, SpaceError, UsageError
 from autotune.measure.verify import draw_scalars, verify_numpy
 from autotune.simulator import run_ptx

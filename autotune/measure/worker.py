@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, Protocol
 
+from autotune.code.awake import AwakeClock
 from autotune.code.compiler import Binary
-from autotune.code.process import AwakeClock, Child, ChildDied
+from autotune.code.process import Child, ChildDied
 from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected
 from autotune.measure.comparison import KERNEL, Baseline, BenchFacts, Compared, Comparison, Library
 from autotune.values.device import Device

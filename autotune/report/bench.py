@@ -11,8 +11,9 @@ from typing import Any
 
 from autotune import records
 from autotune.code import cubins
-from autotune.code.compiler import Binary, CompilePool, default_workers, nvrtc_version
+from autotune.code.compiler import Binary, nvrtc_version
 from autotune.code.depot import Depot
+from autotune.code.pool import CompilePool, default_workers
 from autotune.errors import DeviceError, MachineFault, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune.code import sass
-from autotune.code.compiler import Binary, compile_bounded
+from autotune.code.compiler import Binary
 from autotune.code.render import Source, render
+from autotune.code.single import compile_bounded
 from autotune.errors import ConfigError, Rejected, ToolchainError
 from autotune.families import estimate
 from autotune.measure.proof import small_problem, workspace_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.code.compiler import default_workers
+from autotune.code.pool import default_workers
 from autotune.errors import ConfigError, MachineError, MachineFault, Rejected, SpaceError, UsageError
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store

@@ -153,7 +153,7 @@ def _seconds(value: Any) -> float:
 @lru_cache(maxsize=32)
 def _compiled(source: str, entry: str, arch: str) -> str:
     """Return the PTX of CUDA text, compiled in a process that is killed if it does not end."""
-    from autotune.code.compiler import compile_bounded
+    from autotune.code.single import compile_bounded
 
     outcome = compile_bounded(source, entry, arch, ("-lineinfo",), timeout_s=COMPILE_SECONDS)
     if isinstance(outcome, Rejected):

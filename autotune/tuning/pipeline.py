@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from autotune.code.compiler import Binary, CompilePool
-from autotune.code.process import AwakeClock
+from autotune.code.awake import AwakeClock
+from autotune.code.compiler import Binary
+from autotune.code.pool import CompilePool
 from autotune.code.render import Source
 from autotune.errors import MachineError, MachineFault, Rejected, SpaceError
 from autotune.records.trials import TrialLog

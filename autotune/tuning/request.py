@@ -8,7 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from autotune.code.compiler import CompilePool, default_workers
+from autotune.code.pool import CompilePool, default_workers
 from autotune.errors import UsageError
 from autotune.records import Store
 from autotune.search import DEFAULT, require_seed, require_strategy

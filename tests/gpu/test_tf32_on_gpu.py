@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from autotune import best_kernel
-from autotune.code.compiler import Binary, compile_text, default_workers
+from autotune.code.compiler import Binary, compile_text
+from autotune.code.pool import default_workers
 from autotune.code.render import Source, render
 from autotune.kernel.kernel import CheckedKernel
 from autotune.measure.comparison import Baseline
