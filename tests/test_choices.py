@@ -11,9 +11,10 @@ from made_records import H200, SGEMM, fitted, made, made_estimate
 
 from autotune import records
 from autotune.errors import RecordError, UsageError
-from autotune.kernel.choices import Choices, distance
+from autotune.kernel.choices import Choices
 from autotune.records import Store
 from autotune.space.space import Space
+from autotune.tuning.prediction import distance
 from autotune.values import jsontext, typed
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
@@ -59,55 +60,47 @@ def test_finalists_follow_the_winner(tmp_path):
     assert [choice.place.partition(" of ")[0] for choice in found] == ["the record", *["a finalist"] * 2]
 
 
-def test_then_the_nearest_size_rendered_anew(tmp_path):
-    near, far = Problem(200, 136, 64), Problem(4000, 4000, 4000)
-    Store(tmp_path).write(made(far, ms=10.0, preset="long_block"))
-    Store(tmp_path).write(made(near))
-    found = [choice for choice in choices(tmp_path).all() if choice.served == "nearest"]
-    assert found[0].record.problem == near
+def test_then_what_the_model_expects_to_be_fastest(tmp_path):
+    found = list(choices(tmp_path, spaces=None).all())
+    assert {choice.served for choice in found} == {"predicted"}
     assert found[0].source.problem == PROBLEM
-    assert not SGEMM.violations(found[0].config, PROBLEM, H200)
-    assert far in {choice.record.problem for choice in found}
+    assert not found[0].space.violations(found[0].config, PROBLEM, H200)
+    expected = [point.config for point, _ in choices(tmp_path, spaces=None).prediction.points]
+    assert [choice.config for choice in found[: len(expected)]] == expected
 
 
-def test_a_near_config_is_adapted_until_it_is_legal(tmp_path):
-    record = made(Problem(256, 256, 72))
-    assert record.config["edge"] == "exact"
+def test_of_the_predicted_points_a_stored_winner_is_named(tmp_path):
+    best = choices(tmp_path).prediction.points[0][0].config
+    record = made(Problem(200, 136, 80), config=SGEMM.fitted(best, Problem(200, 136, 80), H200))
     Store(tmp_path).write(record)
-    choice = first(tmp_path, problem=Problem(255, 257, 71))
-    assert (choice.served, choice.config["edge"], choice.config["vec_b"]) == ("nearest", "guarded", 1)
+    choice = first(tmp_path)
+    if record.config == choice.config:
+        assert choice.record == record
+        assert choice.place == "the record of 200 x 136 x 80 nn on NVIDIA H200"
+    else:
+        assert choice.record is None
 
 
-def test_the_same_layout_is_preferred(tmp_path):
-    for layout in ("nn", "tn"):
-        Store(tmp_path).write(made(Problem(200, 136, 80, layout)))
-    for layout in ("nn", "tn"):
-        assert first(tmp_path, problem=Problem(200, 136, 72, layout)).record.problem.layout == layout
-
-
-def test_then_another_device_of_the_same_compute_capability(tmp_path):
+def test_a_record_of_another_device_is_never_exact(tmp_path):
     Store(tmp_path).write(made(PROBLEM, device=A100))
     Store(tmp_path).write(made(PROBLEM, device=H100))  # with as many multiprocessors as an H200
-    found = list(choices(tmp_path).all())
-    ours = [choice for choice in found if choice.served == "other-device"]
-    assert {choice.record.device.name for choice in ours} == {H100.name}
-    assert ours[0].source.problem == PROBLEM
+    assert list(choices(tmp_path).exact()) == []
 
 
-def test_the_same_name_with_fewer_multiprocessors_is_another_device(tmp_path):
-    smaller = dataclasses.replace(H200, sm_count=114)
-    Store(tmp_path).write(made(PROBLEM, device=smaller))
-    served = [choice.served for choice in choices(tmp_path).all()]
-    assert "exact" not in served
-    assert served.index("other-device") > served.index("nearest")  # the nearest come with the package
-
-
-def test_at_last_a_preset(tmp_path):
+def test_a_gpu_that_was_not_learned_says_so(tmp_path):
     choice = first(tmp_path, device=named_device("t4"))
-    assert (choice.served, choice.record) == ("default", None)
-    assert choice.place == "a preset of sgemm"
+    assert (choice.served, choice.record) == ("predicted", None)
+    assert choice.note.startswith("nothing was learned of Tesla T4")
     assert choice.config["loader"] == "reg"  # a T4 has no cp.async
     assert not SGEMM.violations(choice.config, PROBLEM, named_device("t4"))
+    assert first(tmp_path).note == ""
+
+
+def test_presets_come_last_and_first_where_there_is_no_model(tmp_path):
+    asked = choices(tmp_path)
+    assert len(list(asked.all())) > len(asked.prediction.points)
+    small = Space.load("shared_tile")
+    assert first(tmp_path, spaces=(small,)).place == "a preset of shared_tile"
 
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])
@@ -168,7 +161,7 @@ def test_a_record_under_another_name_never_serves(tmp_path):
 def test_a_newer_record_is_left_alone_and_passed_over(tmp_path):
     path = Store(tmp_path).write(made(PROBLEM))
     path.write_text('{"schema": 999}')
-    assert first(tmp_path).served == "nearest"
+    assert first(tmp_path).served == "predicted"
     assert "schema 999 is newer" in choices(tmp_path).missing()
     assert path.read_text() == '{"schema": 999}'
 
@@ -255,10 +248,8 @@ def test_a_record_with_any_field_of_another_value_never_serves_a_wrong_kernel(tm
 def test_a_broken_near_record_is_passed_over_and_the_next_serves(tmp_path):
     path = Store(tmp_path).write(made(Problem(200, 136, 80)))
     path.write_text(path.read_text()[:500])
-    next_one = made(Problem(200, 136, 96))
-    Store(tmp_path).write(next_one)
     with pytest.warns(UserWarning, match=r"record ignored: .*k80_.*\.json: not JSON"):
-        assert first(tmp_path).record == next_one
+        assert first(tmp_path).served == "predicted"
 
 
 def test_files_of_any_content_are_one_line_each(tmp_path):

@@ -13,6 +13,7 @@ from autotune.cli.shapes import shape_options, shapes_of
 from autotune.errors import Rejected, TuningError, UsageError
 from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
+from autotune.values.suite import MOST_RANDOM, random_shapes
 
 if TYPE_CHECKING:
     from autotune.measure.comparison import Library
@@ -35,7 +36,18 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     is_flag=True,
     help="Launch all one by one; without it all are replayed as CUDA graphs.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Of the operands; random when not given.")
+@click.option(
+    "--random",
+    "number",
+    type=click.IntRange(1, MOST_RANDOM),
+    metavar="N",
+    help="N random shapes, each served as if it had no record, against cuBLAS's default.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Of the operands, random when not given; of the draw of random shapes, 0 when not given.",
+)
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
 @file_option("--markdown", "Write the table into this file.")
 @cache_option
@@ -47,6 +59,7 @@ def command(
     maths: tuple[Math, ...],
     cold: bool,
     back_to_back: bool,
+    number: int | None,
     seed: int | None,
     ordinal: int,
     markdown: Path | None,
@@ -61,7 +74,9 @@ def command(
     """
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
-    shapes = shapes_of(problem, suite, only, maths)
+    if number is not None and (problem is not None or suite is not None):
+        raise UsageError("--random draws its shapes: leave out sizes and --suite")
+    shapes = random_shapes(number, seed or 0) if number else shapes_of(problem, suite, only, maths)
     from autotune.report.bench import bench
 
     report = bench(
@@ -71,6 +86,7 @@ def command(
         method="back-to-back" if back_to_back else "graph",
         seed=seed,
         root=store.root,
+        predicted=number is not None,
         tell=lambda row: click.echo(told(row), err=True),
     )
     if markdown is not None:
@@ -192,8 +208,11 @@ def show(report: Report) -> None:
     if report.timed:
         shapes.echo()
         _worst(report)
-        click.echo()
-        _kernels(report)
+        if report.predicted:
+            _spread(report)
+        else:
+            click.echo()
+            _kernels(report)
     others = [row for row in report.rows if row.measured is None]
     if others:
         click.echo("\nnot timed:" if report.timed else "not timed:")
@@ -212,6 +231,19 @@ def _worst(report: Report) -> None:
         f"floor: the longer of 2mnk / {'), or '.join(peaks)} at their highest clock) and "
         f"bytes / {report.facts.copy_gbs:,.0f} GB/s (a copy, timed in this run)"
     )
+
+
+def _spread(report: Report) -> None:
+    from autotune.report.bench import SLOWER
+
+    for library in report.libraries:
+        spread = report.spread(library)
+        if spread is not None:
+            click.echo(
+                f"{len(report.timed)} shapes served by prediction, against {NAMES[library]}: geometric mean "
+                f"{spread.mean:.3f}, worst {spread.worst:.2f}, tenth percentile {spread.p10:.2f}, "
+                f"below {SLOWER:g} {spread.slower:.1%}; {spread.choosing_ms:.0f} ms to choose"
+            )
 
 
 def _kernels(report: Report) -> None:

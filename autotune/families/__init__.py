@@ -26,10 +26,13 @@ class Family(Protocol):
         NAMES: What its model reads of a config: parameters and derived quantities that a space must have.
         RELIEF: Resource of its model to (what being limited by it means, the change that would relieve it),
             where that differs from what `autotune.report.explain` says of any kernel.
+        FOLLOWS: Parameters that the problem and the rules of the space leave little choice of: no part of a
+            tile that is fast elsewhere too. None where the whole space is listed within milliseconds.
     """
 
     NAMES: frozenset[str]
     RELIEF: Mapping[str, tuple[str, str]]
+    FOLLOWS: frozenset[str] | None
 
     def parts(
         self, v: Mapping[str, Any], problem: Problem, device: Device, registers: Any, spill_bytes: Any

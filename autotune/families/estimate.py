@@ -72,7 +72,7 @@ def estimate(
         ConfigError: There is no model for the space, or a block does not fit on an SM.
         DeviceError: The device's clock is unknown, or its bandwidth where that decides.
     """
-    parts = _parts(space, values, problem, device, registers, spill_bytes)
+    parts = estimate_parts(space, values, problem, device, registers, spill_bytes)
     if not parts.pop("blocks"):
         raise ConfigError(
             f"no estimate: a block of {values['num_threads']} threads with {parts['registers']} registers "
@@ -108,7 +108,7 @@ def estimate_columns(
         ConfigError: There is no model for the space.
         DeviceError: The device's clock is unknown, or its bandwidth where that decides.
     """
-    parts = _parts(space, values, problem, device, registers, spill_bytes)
+    parts = estimate_parts(space, values, problem, device, registers, spill_bytes)
     return np.where(parts["blocks"] > 0, parts["ms"], np.inf)
 
 
@@ -126,14 +126,20 @@ def relief(space: Space) -> Mapping[str, tuple[str, str]]:
     return {} if family is None else family.RELIEF
 
 
-def _parts(
+def estimate_parts(
     space: Space,
     values: Mapping[str, Any],
     problem: Problem,
     device: Device,
-    registers: Any,
-    spill_bytes: Any,
+    registers: Any = None,
+    spill_bytes: Any = 0,
 ) -> dict[str, Any]:
+    """Return what `autotune.families.Family.parts` does, of one config or of columns of configs.
+
+    Raises:
+        ConfigError: There is no model for the space.
+        DeviceError: The device's clock is unknown, or its bandwidth where that decides.
+    """
     family = family_of(space)
     if family is None:
         raise ConfigError(f"no estimate: there is no model for {space.family}")

@@ -61,7 +61,11 @@ NAMES = frozenset(
     | {"smem_bytes", "transpose_a", "a_transposes", "b_along_k", "vec_a", "vec_b", "a_pieces"}
     | {"b_pieces", "loader", "stages", "fragment_pipeline", "unroll_stages", "min_blocks"}
 )
-# The same, with the value of a space that lacks the choice.
+FOLLOWS: frozenset[str] | None = frozenset(
+    {"VM", "VN", "split_k", "transpose_a", "transpose_b", "read_k", "vec_a", "vec_b", "vec_c", "spread_n"}
+    | {"smem_pad", "edge", "group_m"}
+)
+# What the model reads too, with the value of a space that lacks the choice.
 CHOICES: dict[str, Any] = dict.fromkeys(
     ("split_k", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups", "together_a", "together_b"), 1
 )

@@ -35,6 +35,7 @@ COMMON_NAMES = frozenset(
     | {"tiles_m", "tiles_n", "tiles_k", "sum_group", "sum_groups", "min_blocks"}
 )
 NAMES = COMMON_NAMES | {"WM", "WN", "promote"}
+FOLLOWS: frozenset[str] | None = None  # the whole space is listed within milliseconds
 
 
 RELIEF = {

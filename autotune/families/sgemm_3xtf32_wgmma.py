@@ -25,6 +25,7 @@ ONE_MEETING = 0.85  # of them, where the warpgroups of a block meet once in a st
 REGISTER_BASE = 90.0  # beside sums: rows of two tiles, addresses
 
 NAMES = COMMON_NAMES | {"columns", "warpgroups", "splits"}  # what the model reads of a config
+FOLLOWS: frozenset[str] | None = None  # the whole space is listed within milliseconds
 
 
 RELIEF = {

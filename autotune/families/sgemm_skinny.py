@@ -52,6 +52,7 @@ NAMES = frozenset(
     {"TM", "TN", "narrow", "TW", "LW", "VK", "BW", "BK", "loaded", "turns", "stages", "unroll_k"}
     | {"vec_w", "tiles", "tiles_k", "split_k", "num_threads", "min_blocks", "smem_bytes"}
 )
+FOLLOWS: frozenset[str] | None = None  # the whole space is listed within milliseconds
 
 
 RELIEF = {

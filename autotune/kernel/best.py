@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -48,9 +49,9 @@ def best_kernel(
 ) -> Kernel:
     """Return the best kernel for a problem: the record of this very problem on this device, or a substitute.
 
-    Substitutes are, in this order, the record of the nearest size, one of another GPU of the same compute
-    capability, a preset; `Kernel.served` says which. A record that does not compile here is passed over with
-    a warning.
+    The substitute is what a model expects to be fastest, corrected by what was measured on GPUs of this name;
+    `Kernel.served` is "exact" or "predicted". A kernel that does not compile here is passed over with a
+    warning.
 
     Args:
         m: Rows of C.
@@ -58,8 +59,8 @@ def best_kernel(
         k: Length of each dot product.
         layout: "nn", "nt", "tn" or "tt": see `Problem`.
         beta: 1 for a kernel that reads C.
-        math: Arithmetic: see `Problem`. "any" takes the fastest of all: by its time where it was measured for
-            this very problem, else by the static estimate; `Kernel.problem` says which it is.
+        math: Arithmetic: see `Problem`. "any" takes the fastest of all: by their times where each was
+            measured for this very problem, else by what the model expects; `Kernel.problem` says which it is.
         check_finite: Where the math is "3xtf32": look at the operands before each call, and leave those with
             an infinity or NaN to the FP32 kernel, as `CheckedKernel` does.
         device: CUDA ordinal of a GPU; CuPy's current one when not given. "simulator" runs the kernel on NumPy
@@ -81,7 +82,7 @@ def best_kernel(
     >>> import numpy
     >>> kernel = best_kernel(33, 17, 20, device="simulator")
     >>> kernel.served
-    'nearest'
+    'predicted'
     >>> kernel(numpy.ones((33, 20), "f"), numpy.ones((20, 17), "f"))[0, :3]
     array([20., 20., 20.], dtype=float32)
     """
@@ -146,8 +147,9 @@ def load(
             except DeviceError as error:
                 failed, why = error, str(error)
             else:
-                for line in _differences(choice, outcome, machine):
-                    _tell(line)
+                for line in (*_differences(choice, outcome, machine), choice.note):
+                    if line:
+                        _tell(line)
                 if store.root == NOWHERE:
                     _tell(f"compiled kernels are not kept: {NO_HOME}")
                 return kernel
@@ -212,14 +214,15 @@ def _fastest(
     store: Store,
 ) -> Problem:
     """Return the problem whose math is served fastest."""
-    times: dict[Problem, float] = {}
-    for problem in _able(problems, machine, spaces):
-        choices = Choices(problem, machine.device, store, spaces=spaces)
-        with suppress(UsageError):  # a family serves the problem, and none of its configs is legal
-            first = next(choices.exact() if policy == "exact" else choices.all(), None)
-            if first is not None:
-                times[problem] = choices.expected_ms(first)
-    return min(times, key=lambda each: times[each], default=problems[0])
+    able = {
+        problem: Choices(problem, machine.device, store, spaces=spaces)
+        for problem in _able(problems, machine, spaces)
+    }
+    recorded = {problem: choices.first_ms(exact=True) for problem, choices in able.items()}
+    if policy == "any" and max(recorded.values(), default=0.0) == inf:
+        # A time that was measured and one that was predicted tell nothing of each other.
+        recorded = {problem: choices.first_ms(exact=False) for problem, choices in able.items()}
+    return min(recorded, key=lambda each: recorded[each], default=problems[0])
 
 
 def machine_of(device: int | str | None) -> Machine:

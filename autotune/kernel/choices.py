@@ -1,8 +1,8 @@
-"""The configs that could compute a problem on a device, the most trusted first: records, then presets.
+"""The configs that could compute a problem on a device, the most trusted first: records, then predictions.
 
-The order: a record of this problem on this device, and the finalists of its search; the record of the nearest
-size on this device; one of another device of the same compute capability; a preset. Only measured records
-count. The user's own records come before those of the package. It takes neither GPU nor compiler.
+The order: a record of this problem on this device, and the finalists of its search; the points that the model
+expects to be fastest; the presets. Only measured records count, and the user's own come before those of the
+package. It takes neither GPU nor compiler.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,13 +22,11 @@ from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
 from autotune.families.estimate import estimate_columns
 from autotune.records import Record, Store
 from autotune.space.space import Config, Space, families
+from autotune.tuning.prediction import Prediction, prediction
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
-Served = Literal["exact", "nearest", "other-device", "default"]
-_MOST_NEAR = 24  # records that are looked at for a size that has none
-_OTHER_LAYOUT = 1.0  # as far as one extent larger by e
-_OTHER_BETA = 0.25
+Served = Literal["exact", "predicted"]
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,12 @@ class Choice:
     """One config that computes the problem on the device.
 
     Attributes:
-        served: How it was found.
+        served: "exact" if it was measured for this very problem and device, else "predicted".
         space: Its family.
         config: Legal for the problem on the device.
-        record: The record it comes from; None for a preset.
+        record: The record it comes from; None where the config is of none.
         source: Rendered for the problem.
+        note: What there is to know of a prediction, one line; "" for nothing.
     """
 
     served: Served
@@ -47,12 +47,14 @@ class Choice:
     config: Config
     record: Record | None
     source: Source
+    note: str = ""
 
     @property
     def place(self) -> str:
         """Where it comes from, in words."""
         if self.record is None:
-            return f"a preset of {self.space.family}"
+            preset = self.config in self.space.presets.values()
+            return f"a preset of {self.space.family}" if preset else f"a prediction of {self.space.family}"
         what = "the record" if self.config == self.record.config else "a finalist of the record"
         return f"{what} of {self.record.problem} on {self.record.device.name}"
 
@@ -125,7 +127,7 @@ class Choices:
             UsageError: No family computes the problem on the device.
         """
         seen: set[tuple[str, Config]] = set()
-        for part in (self.exact, self._unproven, self._nearest, self._other_devices, self._defaults):
+        for part in (self.exact, self._unproven, self.substitutes):
             for choice in part():
                 key = (choice.space.family, choice.config)
                 if key not in seen:
@@ -134,12 +136,21 @@ class Choices:
         if not seen:
             raise UsageError(f"no kernel family computes {self.problem} on {self.device.name}")
 
-    def expected_ms(self, choice: Choice) -> float:
-        """Return the time of a choice, measured for this very problem or estimated; infinite if unknown."""
-        record = choice.record
-        if choice.served == "exact" and record is not None and record.config == choice.config:
-            return _recorded_ms(choice)
-        return self._estimated(choice)
+    def substitutes(self) -> Iterator[Choice]:
+        """Yield what serves where no record does, the most promising first."""
+        yield from self._predicted()
+        yield from self._presets()
+
+    def first_ms(self, exact: bool) -> float:
+        """Return the time of what goes first, as recorded or as predicted; infinite where there is none."""
+        if exact:
+            return next((_recorded_ms(choice) for choice in self.exact()), math.inf)
+        return next((point.ms for point, _ in self.prediction.points), math.inf)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """What the model expects to be fastest."""
+        return prediction(self.problem, self.device, self.spaces, self._store)
 
     def _looked_up(self) -> tuple[list[list[Choice]], list[str]]:
         """The records of each folder that serve the problem exactly, fastest first; and why others do not."""
@@ -176,61 +187,26 @@ class Choices:
             for winner in winners:
                 assert winner.record is not None
                 for each in winner.record.runners_up:
-                    choice = self._fitted("nearest", winner.space, each.config, winner.record)
+                    choice = self._fitted("predicted", winner.space, each.config, winner.record)
                     if choice is not None:
                         yield choice
 
-    def _nearest(self) -> Iterator[Choice]:
-        files = self._store.filed(self.device)
-        for record in self._read(files):
-            if self._of_this_device(record) and record.problem != self.problem:
-                yield from self._from("nearest", record)
+    def _predicted(self) -> Iterator[Choice]:
+        note = self.prediction.note
+        for point, record in self.prediction.points:
+            choice = self._fitted("predicted", point.space, point.config, record, adapt=False)
+            if choice is not None:
+                yield replace(choice, note=note)
 
-    def _other_devices(self) -> Iterator[Choice]:
-        files = self._store.filed()
-        for record in self._read(files):
-            if not self._of_this_device(record):
-                yield from self._from("other-device", record)
-
-    def _defaults(self) -> Iterator[Choice]:
+    def _presets(self) -> Iterator[Choice]:
         """Yield the presets that fit, by their estimated time where the model knows the family."""
         found: list[tuple[float, int, Choice]] = []
         for space in self.spaces:
             for preset in space.presets.values():
-                choice = self._fitted("default", space, preset, None)
+                choice = self._fitted("predicted", space, preset, None)
                 if choice is not None:
                     found.append((self._estimated(choice), len(found), choice))
         for _, _, choice in sorted(found, key=lambda entry: entry[:2]):
-            yield choice
-
-    def _read(self, files: list[records.Filed]) -> Iterator[Record]:
-        """Yield the measured records nearest to the problem, of devices of the same compute capability."""
-        families = {space.family for space in self.spaces}
-        near = [file for file in files if file.family in families and file.problem.math == self.problem.math]
-        # The sort is stable: of two alike the user's own stays first.
-        for file in sorted(near, key=lambda file: distance(file.problem, self.problem))[:_MOST_NEAR]:
-            try:
-                record = self._store.look_at(file)
-            except RecordError:  # unreadable, as `autotune cache list` reports: another serves
-                continue
-            if record is None or record.evidence != "measured":
-                continue
-            if record.device.compute_capability == self.device.compute_capability:
-                yield record
-
-    def _of_this_device(self, record: Record) -> bool:
-        ours, theirs = self.device, record.device
-        return (ours.slug, ours.compute_capability, ours.sm_count) == (
-            theirs.slug,
-            theirs.compute_capability,
-            theirs.sm_count,
-        )
-
-    def _from(self, served: Served, record: Record) -> Iterator[Choice]:
-        """Yield a record's config, rendered for this problem, if it is legal here."""
-        space = next(space for space in self.spaces if space.family == record.family)
-        choice = self._fitted(served, space, record.config, record)
-        if choice is not None:
             yield choice
 
     def _fitted(
@@ -255,15 +231,6 @@ class Choices:
             return float(estimate_columns(choice.space, values, self.problem, self.device))
         except ConfigError:  # the model does not know this family
             return math.inf
-
-
-def distance(one: Problem, other: Problem) -> float:
-    """Return how far two problems are apart: the sum of the logarithms of their extents' ratios."""
-    extents = sum(
-        abs(math.log(ours / theirs))
-        for ours, theirs in ((one.m, other.m), (one.n, other.n), (one.k, other.k))
-    )
-    return extents + _OTHER_LAYOUT * (one.layout != other.layout) + _OTHER_BETA * (one.beta != other.beta)
 
 
 def _recorded_ms(choice: Choice) -> float:

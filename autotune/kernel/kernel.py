@@ -89,10 +89,9 @@ class Kernel:
 
     Attributes:
         problem: The problem it computes.
-        served: Where it comes from: "exact" is a record of this very problem and device; "nearest" the
-            record of another size, "other-device" of another GPU of the same compute capability, "default" a
-            preset; their configs were rendered for this problem, and nobody timed them here.
-        record: The record it was made from; None for a preset.
+        served: Where it comes from: "exact" is a record of this very problem and device; "predicted" is
+            what the model expects to be fastest, and nobody timed it here.
+        record: The record it was made from, or whose config was predicted; None where there is none.
         config: The value of each tuning parameter.
         source: CUDA C++ text.
         device: The GPU it runs on.

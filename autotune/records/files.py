@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.code.render import Source
 
 MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
+LEARNED = "learned.json"  # beside the records of a device: what was learned of it
 _NAME = re.compile(
     r"(?P<family>\w+?)_f32_(?P<layout>\w\w)_m(?P<m>\d{1,10})_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
     r"_beta(?P<beta>[01])_(?P<math>\w+)\.json"

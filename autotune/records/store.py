@@ -17,6 +17,7 @@ from autotune.errors import RecordError, UsageError
 from autotune.outside import read_bytes
 from autotune.paths import NOWHERE, cache_dir, data_dir, write_file
 from autotune.records.files import (
+    LEARNED,
     MOST_BYTES,
     Filed,
     content_of,
@@ -101,9 +102,18 @@ class Store:
         It lies in a folder with the GPU's name. Where that is of a GPU of this name with another number of
         SMs, or another compute capability, it lies in one that has the number of SMs in its name too.
         """
+        within = path_within(device, family, problem, estimated=estimated)
+        return self.home(device) / within.relative_to(device.slug)
+
+    def home(self, device: Device | RecordedDevice) -> Path:
+        """Return the user's folder of one device, whether it exists or not."""
         plain, apart = (self.root / name for name in _homes(device))
-        home = apart if apart.is_dir() or not _is_home(plain, device) else plain
-        return home / path_within(device, family, problem, estimated=estimated).relative_to(device.slug)
+        return apart if apart.is_dir() or not _is_home(plain, device) else plain
+
+    def beside(self, device: Device | RecordedDevice, name: str) -> list[Path]:
+        """List the files of a name that lie beside the records of one device, the user's own first."""
+        paths = (folder / home / name for folder in self.folders for home in _homes(device))
+        return [path for path in paths if path.is_file()]
 
     def find(
         self, device: Device | RecordedDevice, family: str, problem: Problem, *, estimated: bool = False
@@ -187,6 +197,8 @@ class Store:
         own: set[Path] = set()
         for folder in self.folders:
             for path in _files(folder, name, refused):
+                if path.name == LEARNED:
+                    continue
                 place, shipped = path.relative_to(folder), folder == self.shipped
                 if place in own and not shadowed:
                     continue

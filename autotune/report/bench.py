@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
+import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from autotune.values.suite import Shape
 SCHEMA = 1
 STEP_TIMEOUT_S = 30.0  # more than a check or a sample of anything takes, beyond the limit of a trial
 EVERYTHING = "all"  # the group that holds every shape
+SLOWER = 0.97  # time of a library / time of the kernel: less is slower, whatever the noise
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Row:
         failure: Why it failed; None where it did not.
         libraries: What the libraries did on the same operands; one that is not installed is left out.
         missing: Why no record serves; "" where one does.
+        choosing_s: Host seconds to find what serves, without compiling it.
     """
 
     shape: Shape
@@ -57,6 +61,7 @@ class Row:
     failure: Failure | None = None
     libraries: Mapping[Library, Baseline | Rejected] = field(default_factory=dict)
     missing: str = ""
+    choosing_s: float = 0.0
 
     def baseline(self, name: Library) -> Baseline | None:
         """Return a library's timing; None where it is absent, failed, or was not asked."""
@@ -103,6 +108,25 @@ class Mean:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """How the shapes of a run do against a library.
+
+    Attributes:
+        mean: Geometric mean of time of the library / time of the kernel.
+        worst: The least of them.
+        p10: Their first decile.
+        slower: Share of the shapes where it is below `SLOWER`.
+        choosing_ms: Median of the host time to find what serves, milliseconds.
+    """
+
+    mean: float
+    worst: float
+    p10: float
+    slower: float
+    choosing_ms: float
+
+
+@dataclass(frozen=True)
 class Report:
     """All shapes of one run.
 
@@ -114,6 +138,7 @@ class Report:
         method: How all were launched.
         created: UTC.
         rows: In the order of the suite.
+        predicted: Every shape was served as if it had no record.
     """
 
     facts: BenchFacts
@@ -123,6 +148,7 @@ class Report:
     method: Method
     created: str
     rows: tuple[Row, ...]
+    predicted: bool = False
 
     @property
     def timed(self) -> tuple[Row, ...]:
@@ -147,6 +173,8 @@ class Report:
     @property
     def libraries(self) -> tuple[Library, ...]:
         """What the shapes are compared with: those of any of them."""
+        if self.predicted:
+            return ("cublas",)
         return max((libraries_for(row.shape.problem.math) for row in self.rows), key=len, default=LIBRARIES)
 
     def share(self, row: Row) -> float | None:
@@ -161,6 +189,16 @@ class Report:
             self._mean(group, [row for row in self.timed if row.shape.group == group]) for group in groups
         ]
         return (*of_groups, self._mean(EVERYTHING, self.timed))
+
+    def spread(self, name: Library) -> Spread | None:
+        """Return how the shapes do against a library; None where nothing was compared."""
+        ratios = sorted(value for row in self.timed if (value := row.versus(name)) is not None)
+        mean = geometric_mean(ratios)
+        if mean is None:
+            return None
+        slower = sum(ratio < SLOWER for ratio in ratios) / len(ratios)
+        choosing = statistics.median(row.choosing_s for row in self.timed)
+        return Spread(mean, ratios[0], ratios[len(ratios) // 10], slower, choosing * 1e3)
 
     def worst(self, name: Library) -> Row | None:
         """Return the shape that does worst against a library; None where nothing was compared."""
@@ -227,6 +265,7 @@ class Report:
             **{"method": timing.method, "launches": timing.launches, "noisy": timing.noisy},
             **{"gflops": _digits(row.gflops), "gbs": _digits(row.gbs)},
             **{"floor_ms": _digits(self.floor_ms(shape)), "share_of_floor": _digits(self.share(row))},
+            "served": None if row.winner is None else row.winner.served,
             **{f"vs_{name}": _digits(row.versus(name)) for name in libraries},
             **{name: _plain_library(row.libraries.get(name)) for name in libraries},
             "verification": {"error": _digits(verdict.error), "bound": _digits(verdict.bound)},
@@ -247,6 +286,7 @@ def bench(
     method: Method = "graph",
     seed: int | None = None,
     root: Path | str | None = None,
+    predicted: bool = False,
     tell: Callable[[Row], None] = lambda row: None,
     service: str = "autotune.measure.service:serve",
 ) -> Report:
@@ -265,6 +305,7 @@ def bench(
         method: How all are launched: one by one, or as CUDA graphs, so that no gap between launches counts.
         seed: Of the operands; random when None.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
+        predicted: Serve every shape as if it had no record, and compare with cuBLAS's default alone.
         tell: Told of every shape when it is done.
         service: What the child runs.
 
@@ -279,17 +320,24 @@ def bench(
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)
     with GpuWorker(ordinal, None, tf32=tf32, service=service) as gpu:
         facts = gpu.bench_facts()
-        choices = [Choices(shape.problem, facts.device, store) for shape in shapes]
-        winners = [next(each.exact(), None) for each in choices]
+        choices, winners, seconds = [], [], []
+        for shape in shapes:
+            began = time.perf_counter()
+            choices.append(Choices(shape.problem, facts.device, store))
+            serving = choices[-1].substitutes() if predicted else choices[-1].exact()
+            winners.append(next(serving, None))
+            seconds.append(time.perf_counter() - began)
         binaries = _compiled(winners, facts.device.arch, store.depot)
         for index, (shape, winner) in enumerate(zip(shapes, winners, strict=True)):
             if winner is None:
                 row = Row(shape, missing=choices[index].missing())
             else:
-                row = _row(shape, winner, binaries[index], gpu, seed, cold, method)
+                libraries = ("cublas",) if predicted else libraries_for(shape.problem.math)
+                row = _row(shape, winner, binaries[index], gpu, seed, cold, method, libraries)
+            row = replace(row, choosing_s=seconds[index])
             rows.append(row)
             tell(row)
-    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows))
+    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows), predicted)
 
 
 def _compiled(
@@ -303,10 +351,11 @@ def _compiled(
     key: Any
     with CompilePool(default_workers(), COMPILE_TIMEOUT_S) as pool:
         for index, winner in enumerate(winners):
-            if winner is None or winner.record is None:
+            if winner is None:
                 continue
             source = winner.source
-            for nvrtc in (winner.record.toolchain.nvrtc, None):
+            measured_with = [winner.record.toolchain.nvrtc] if winner.record is not None else []
+            for nvrtc in (*measured_with, None):
                 kept = cubins.load(source.text, source.entry, arch, nvrtc=nvrtc, depot=depot)
                 if kept is not None:
                     binaries[index] = kept
@@ -330,6 +379,7 @@ def _row(
     seed: int,
     cold: bool,
     method: Method,
+    libraries: tuple[Library, ...],
 ) -> Row:
     if isinstance(binary, Rejected):
         return Row(shape, winner, failure=Failure(binary.kind, binary.why))
@@ -345,7 +395,7 @@ def _row(
         seed=seed,
         cold=cold,
         timeout_s=STEP_TIMEOUT_S + trial_limit(shape.problem),
-        libraries=libraries_for(shape.problem.math),
+        libraries=libraries,
         method=method,
     )
     try:

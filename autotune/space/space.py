@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from autotune.values.lazy import cached_property
 from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
+_MOST_CHOICES = 1 << 15  # values of one parameter: an ordinal is an int16
 
 
 class Config(Mapping[str, Value]):
@@ -245,8 +246,16 @@ class Space:
             f"a space cannot be {space!r:.60}: give a Space, a family's name or the path of a .toml file"
         )
 
-    def enumerate(self, problem: Problem, device: Device) -> Legal:
+    def enumerate(
+        self, problem: Problem, device: Device, *, tiles: Sequence[Mapping[str, Value]] | None = None
+    ) -> Legal:
         """List every point that all rules allow; each rule drops points as soon as its parameters are chosen.
+
+        Args:
+            problem: What is computed.
+            device: Where.
+            tiles: Combinations of the values of some parameters, the same ones in each: only points that
+                have one of them are listed. One with a value that is not searched is left out.
 
         Raises:
             SpaceError: No point is legal, or too many would have to be looked at.
@@ -256,6 +265,7 @@ class Space:
         removed = dict.fromkeys(self.rules, 0)
         ordinals: dict[str, NDArray[np.int16]] = {}
         count = 1
+        tree = None if tiles is None else _Tree(tiles, self.parameters)
         for depth, (name, values) in enumerate(self.parameters.items()):
             remaining //= len(values)
             if count * len(values) > _MOST_POINTS:
@@ -263,9 +273,16 @@ class Space:
                     f"{self.path.name}: {count * len(values)} points are left when {name} is chosen; "
                     f"{_MOST_POINTS} can be listed: give fewer values, or a rule on earlier parameters"
                 )
-            ordinals = {key: np.repeat(column, len(values)) for key, column in ordinals.items()}
-            ordinals[name] = np.tile(np.arange(len(values), dtype=np.int16), count)
-            count *= len(values)
+            if tree is not None and name in tree.names:
+                parents, chosen = tree.grow()
+            else:
+                parents = np.repeat(np.arange(count), len(values))
+                chosen = np.tile(np.arange(len(values), dtype=np.int16), count)
+                if tree is not None:
+                    tree.keep(parents)
+            ordinals = {key: column[parents] for key, column in ordinals.items()}
+            ordinals[name] = chosen
+            count = len(chosen)
             columns = _Columns(self._file, facts, ordinals)
             for rule in (rule for rule in self.rules if self._decided_at(rule) == depth):
                 keep = np.broadcast_to(np.asarray(rule.expression(columns), bool), (count,))
@@ -275,6 +292,8 @@ class Space:
                     ordinals = {key: column[keep] for key, column in ordinals.items()}
                     columns = _Columns(self._file, facts, ordinals)
                     count = left
+                    if tree is not None:
+                        tree.keep(keep)
                 if not count:
                     remedy = "widen [parameters]" if self._chosen(rule) else "name another family"
                     raise NothingLegal(
@@ -289,6 +308,24 @@ class Space:
             raw=raw,
             removals=tuple(Removal(rule, points) for rule, points in removed.items()),
         )
+
+    def points(self, configs: Sequence[Mapping[str, Value]]) -> Legal:
+        """List configs as they are given, whether a rule allows them or not.
+
+        Raises:
+            ConfigError: One is no config of the space, or has a value that is not searched.
+        """
+        rows = []
+        for config in configs:
+            try:
+                rows.append([values.index(config[name]) for name, values in self.parameters.items()])
+            except (KeyError, ValueError):
+                self.config(config)
+                raise ConfigError(
+                    f"{Config(config).id} has a value that {self.family} does not search"
+                ) from None
+        ordinals = np.array(rows, np.int16).reshape(-1, len(self.parameters))
+        return Legal(tuple(self.parameters), dict(self.parameters), ordinals, len(rows), ())
 
     def starts(self, legal: Legal) -> list[int]:
         """Return where a search starts: for each preset the legal point nearest to it."""
@@ -467,6 +504,46 @@ def _facts(codes: Mapping[str, int], problem: Problem, device: Device) -> dict[s
     return {**numbers, **{name: codes[word] for name, word in words.items()}, **limits}
 
 
+class _Tree:
+    """The combinations that `Space.enumerate` is limited to, followed down parameter by parameter.
+
+    Attributes:
+        names: Parameters that the combinations choose, in the space's order.
+    """
+
+    def __init__(
+        self, tiles: Sequence[Mapping[str, Value]], parameters: Mapping[str, tuple[Value, ...]]
+    ) -> None:
+        places = {name: {value: i for i, value in enumerate(values)} for name, values in parameters.items()}
+        self.names = tuple(name for name in parameters if tiles and name in tiles[0])
+        known = {
+            tuple(places[name][tile[name]] for name in self.names)
+            for tile in tiles
+            if all(tile[name] in places[name] for name in self.names)
+        }
+        self._rows = np.array(sorted(known), np.int16).reshape(-1, len(self.names))
+        self._depth = 0
+        self._node_of_row = np.zeros(len(self._rows), np.int64)
+        self._node_of_point = np.zeros(1, np.int64)
+
+    def grow(self) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
+        """Go one parameter down: for every new point the point that it extends, and its value's ordinal."""
+        keys = self._node_of_row * _MOST_CHOICES + self._rows[:, self._depth]
+        children, self._node_of_row = np.unique(keys, return_inverse=True)
+        above = children // _MOST_CHOICES  # sorted, because the keys are
+        begins, ends = (np.searchsorted(above, self._node_of_point, side) for side in ("left", "right"))
+        counts = ends - begins
+        parents = np.repeat(np.arange(len(counts)), counts)
+        nodes = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + begins[parents]
+        self._node_of_point = nodes
+        self._depth += 1
+        return parents, (children[nodes] % _MOST_CHOICES).astype(np.int16)
+
+    def keep(self, points: NDArray[Any]) -> None:
+        """Follow the points that stay, by mask or index."""
+        self._node_of_point = self._node_of_point[points]
+
+
 class _Columns(dict[str, Any]):
     """Names to columns of integers, made when an expression asks for them."""
 
@@ -487,10 +564,14 @@ class _Columns(dict[str, Any]):
         return self[name]
 
 
+def built_in() -> list[Space]:
+    """Load the built-in spaces, in the order of their names."""
+    return [_built_in(path) for path in sorted(data_dir("search_spaces").glob("*.toml"))]
+
+
 def families(problem: Problem, device: Device) -> list[Space]:
     """Load the built-in spaces that serve a problem on a device, in the order of their names."""
-    files = sorted(data_dir("search_spaces").glob("*.toml"))
-    return [space for space in map(_built_in, files) if space.serves(problem, device)]
+    return [space for space in built_in() if space.serves(problem, device)]
 
 
 @cache

@@ -15,6 +15,7 @@ from autotune.records.schema import RecordedDevice
 from autotune.records.trials import Line, Run, TrialHeader, TrialLog, deaths, trials_path
 from autotune.search.candidates import Candidates, config_of, points_of
 from autotune.space.space import Config, Space
+from autotune.tuning.prediction import prediction
 from autotune.tuning.request import Request
 from autotune.tuning.transfer import warm_starts
 from autotune.tuning.trial import Trial
@@ -24,6 +25,7 @@ from autotune.values.problem import Problem
 
 DEATHS = 2  # of a run, with a candidate on the GPU, that count as the candidate's fault
 WARM_STARTS = 16
+PREDICTED = 8  # points that the model expects to be fastest, at most, that a search begins with
 
 
 def trial_header(
@@ -141,12 +143,19 @@ class Stored:
 def firsts(candidates: Candidates, stored: Stored, past: Past, store: Store) -> list[list[int]]:
     """List for each family the points that its search begins with.
 
-    They are its stored winner, what earlier runs lost, what was fast at other sizes, and the presets.
+    They are its stored winner, what earlier runs lost, what the model expects to be fastest where it learned
+    from this GPU, what was fast at other sizes, and the presets.
     """
+    spaces = [family.space for family in candidates.families]
+    expected = prediction(candidates.problem, candidates.device, spaces, store)
     found = []
     for place, family in enumerate(candidates.families):
         first = [stored.points[place]] if place in stored.points else []
         first += past.lost[place]
+        if not expected.note:
+            own = [point.config for point, _ in expected.points if point.space is family.space]
+            points = [family.legal.index(config) for config in own[:PREDICTED]]
+            first += [point for point in points if point is not None]
         first += warm_starts(
             family.space, family.legal, candidates.problem, candidates.device, store, WARM_STARTS
         )

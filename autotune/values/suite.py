@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from autotune.errors import ProblemError, UsageError
 from autotune.outside import printable, read_toml
 from autotune.values import typed
 from autotune.values.limits import Limit
-from autotune.values.problem import Problem
+from autotune.values.problem import LAYOUTS, Problem
 
+MOST_RANDOM = 10_000
 BUILT_IN = Path(__file__).with_name("suite.toml")
 _Word = Annotated[str, Limit(pattern=r"(?=.*\S).{1,200}")]  # printable, on one line, not blank
 
@@ -125,3 +127,31 @@ def _scalar(value: float, name: str, where: str) -> float:
     if math.isinf(rounded) or (value and not rounded):
         raise UsageError(f"{where}: {name} = {value:g} is beyond float32: give 1e-45 to 3.4e+38")
     return rounded
+
+
+def random_shapes(number: int, seed: int = 0) -> list[Shape]:
+    """Draw shapes as programs have them: from tiny to large, square to thin, in every layout.
+
+    Each extent is 2^x with x uniform between 3.5 and 13; in half of the shapes all are cut to multiples of
+    16. 2^19 < mnk < 2^36; the layouts are equally likely; 15 % have beta = 1.
+
+    Args:
+        number: How many; none is drawn twice.
+        seed: Of the draw.
+
+    Raises:
+        UsageError: The number is out of range.
+    """
+    if not 1 <= number <= MOST_RANDOM:
+        raise UsageError(f"{number} random shapes: give 1 to {MOST_RANDOM}")
+    draw = random.Random(seed)
+    shapes: dict[Problem, Shape] = {}
+    while len(shapes) < number:
+        m, n, k = (int(2 ** draw.uniform(3.5, 13)) for _ in range(3))
+        if draw.random() < 0.5:
+            m, n, k = (max(16, extent // 16 * 16) for extent in (m, n, k))
+        if 2**19 < m * n * k < 2**36:
+            problem = Problem(m, n, k, draw.choice(LAYOUTS), int(draw.random() < 0.15))
+            name = f"R{len(shapes):03d}"
+            shapes.setdefault(problem, Shape(name, problem, beta=float(problem.beta), group="random"))
+    return list(shapes.values())

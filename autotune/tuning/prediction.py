@@ -1,0 +1,183 @@
+"""Which points of all families serve a problem that nobody measured: the model's first, kept on disk.
+
+The candidates are the tiles that were learned to be worth a look, those of the stored winners nearest to the
+problem, of this GPU or another, and those of the presets; a family of which no tiles were learned is looked
+at whole. They are ordered by the static estimate, corrected where the GPU was learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.code.render import template_digest
+from autotune.errors import RecordError
+from autotune.model.correction import Correction
+from autotune.records import Filed, Record, Store
+from autotune.records.learned import (
+    Learned,
+    LearnedFamily,
+    holds,
+    learned_path,
+    other_learned_path,
+    read_learned,
+)
+from autotune.search.prediction import Predicted, predicted
+from autotune.space.space import Config, Space
+from autotune.values.device import Device
+from autotune.values.problem import Problem
+
+MOST = 16  # points that are kept of a problem
+NEAR = 4  # stored winners whose tiles are looked at
+_OTHER_LAYOUT = 1.0  # as far as one extent larger by e
+_OTHER_BETA = 0.25
+_PREDICTING = ("families", "model", "space", "search/prediction.py", "tuning/prediction.py")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model makes of a problem.
+
+    Attributes:
+        points: Of all families, the fastest first, each with the stored winner whose config it is, if any.
+        note: What the user should know of how it was made, one line; "" for nothing.
+    """
+
+    points: tuple[tuple[Predicted, Record | None], ...]
+    note: str = ""
+
+
+def prediction(problem: Problem, device: Device, spaces: Sequence[Space], store: Store) -> Prediction:
+    """Predict the fastest points of some families for a problem, or return what was predicted before."""
+    near = _nearest(problem, device, spaces, store)
+    path = learned_path(store, device) or other_learned_path(store)
+    key = _key(problem, device, spaces, [*(file.path for file in near), *([path] if path else [])])
+    content = store.depot.get(key)
+    if content is None:
+        content = json.dumps(_predicted(problem, device, spaces, store, near, path)).encode()
+        store.depot.put(key, content)
+    found = json.loads(content)
+    by_family = {space.family: space for space in spaces}
+    points = []
+    for family, config, ms, estimate_ms, place in found["points"]:
+        record = None if place is None else _looked_at(store, near[place])
+        points.append((Predicted(by_family[family], Config(config), ms, estimate_ms), record))
+    return Prediction(tuple(points), found["note"])
+
+
+def distance(one: Problem, other: Problem) -> float:
+    """Return how far two problems are apart: the sum of the logarithms of their extents' ratios."""
+    extents = sum(
+        abs(math.log(ours / theirs))
+        for ours, theirs in ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+    )
+    return extents + _OTHER_LAYOUT * (one.layout != other.layout) + _OTHER_BETA * (one.beta != other.beta)
+
+
+def _nearest(problem: Problem, device: Device, spaces: Sequence[Space], store: Store) -> list[Filed]:
+    """List the winners nearest to the problem: of this device, then of others; by their names alone."""
+    families = {space.family for space in spaces}
+    alike = [
+        file
+        for file in store.filed()
+        if file.family in families and file.problem.math == problem.math and file.problem != problem
+    ]
+    alike.sort(key=lambda file: (file.path.parent.name != device.slug, distance(file.problem, problem)))
+    return alike[:NEAR]
+
+
+def _looked_at(store: Store, file: Filed) -> Record | None:
+    try:
+        record = store.look_at(file)
+    except RecordError:  # unreadable, as `autotune cache list` reports
+        return None
+    return record if record is not None and record.evidence == "measured" else None
+
+
+def _predicted(
+    problem: Problem,
+    device: Device,
+    spaces: Sequence[Space],
+    store: Store,
+    near: Sequence[Filed],
+    path: Path | None,
+) -> dict[str, Any]:
+    """Return what `prediction` keeps: points, each with the place of its winner in ``near``, and a note."""
+    learned, note = _learned(path, device)
+    winners = [_looked_at(store, file) for file in near]
+    points: list[tuple[Predicted, int | None]] = []
+    for space in spaces:
+        family = None if learned is None else learned.families.get(space.family)
+        own = {
+            Config(winner.config): place
+            for place, winner in enumerate(winners)
+            if winner is not None and winner.family == space.family
+        }
+        tiles = None
+        if family is not None and family.tiles:
+            names = tuple(family.tiles[0])
+            more = [*own, *space.presets.values()]
+            tiles = [*family.tiles, *({name: config[name] for name in names} for config in more)]
+        correction: Correction | None = None
+        if family is not None and not note:
+            correction, note = _correction(family, space, device, store)
+        found = predicted(space, problem, device, correction=correction, tiles=tiles, most=MOST)
+        points += [(each, own.get(each.config)) for each in found]
+    points.sort(key=lambda entry: entry[0].ms)
+    kept = [
+        (each.space.family, dict(each.config), each.ms, each.estimate_ms, place)
+        for each, place in points[:MOST]
+    ]
+    return {"points": kept, "note": note}
+
+
+def _learned(path: Path | None, device: Device) -> tuple[Learned | None, str]:
+    """Read what was learned of this GPU, or of another, whose tiles are worth a look; and what to note."""
+    unknown = (
+        f"nothing was learned of {device.name}: kernels without a record are chosen by the static estimate "
+        "alone; run 'autotune learn' on it"
+    )
+    if path is None:
+        return None, unknown
+    try:
+        learned = read_learned(path)
+    except RecordError as error:
+        return None, f"{error}: kernels without a record are chosen by the static estimate alone"
+    if (learned.device.slug, learned.device.sm_count) != (device.slug, device.sm_count):
+        return learned, unknown
+    return learned, ""
+
+
+def _correction(
+    family: LearnedFamily, space: Space, device: Device, store: Store
+) -> tuple[Correction | None, str]:
+    """Return the correction that was learned from kernels like these, or a note that they have changed."""
+    if holds(family.fitted_on, space, device, store.depot):
+        return family.correction, ""
+    return None, (
+        f"{space.family} has changed since it was learned: its kernels without a record are chosen by the "
+        "static estimate alone; run 'autotune learn' again"
+    )
+
+
+def _key(problem: Problem, device: Device, spaces: Sequence[Space], files: Sequence[Path]) -> str:
+    parts = [_code_digest(), repr(problem), repr(device)]
+    parts += [f"{space.family} {space.content_digest} {template_digest(space)}" for space in spaces]
+    for path in files:
+        found = path.stat()
+        parts.append(f"{path} {found.st_mtime_ns} {found.st_size}")
+    return "choice." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@cache
+def _code_digest() -> str:
+    """Hash the code that predicts: a development tree may change without a new version."""
+    here = Path(__file__).parents[1]
+    files = [file for name in _PREDICTING for file in (sorted((here / name).glob("*.py")) or [here / name])]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

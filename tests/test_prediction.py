@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from made_records import H200, SGEMM, made
+
+from autotune.errors import RecordError, UsageError
+from autotune.families.estimate import estimate_columns
+from autotune.model.correction import Correction
+from autotune.paths import data_dir
+from autotune.records import Store
+from autotune.records.files import LEARNED
+from autotune.records.learned import holds, read_learned, write_learned
+from autotune.search.prediction import predicted
+from autotune.space.space import Space, families
+from autotune.tuning import prediction as module
+from autotune.tuning.learn import TABLE, Measured, learn, read_table, trials, write_table
+from autotune.tuning.prediction import prediction
+from autotune.values.device import named_device
+from autotune.values.problem import Problem, Strided
+from autotune.values.suite import random_shapes
+
+PROBLEM = Problem(200, 136, 72)
+SHIPPED = data_dir("cache") / H200.slug / LEARNED
+
+
+def served(root, problem=PROBLEM, device=H200, spaces=None):
+    spaces = families(problem, device) if spaces is None else spaces
+    return prediction(problem, device, spaces, Store(root))
+
+
+# --- the order ---
+
+
+def test_without_a_correction_it_is_the_order_of_the_estimate():
+    points = predicted(SGEMM, PROBLEM, H200, most=50)
+    legal = SGEMM.enumerate(PROBLEM, H200)
+    times = estimate_columns(SGEMM, SGEMM.columns(legal, PROBLEM, H200), PROBLEM, H200)
+    assert [point.ms for point in points] == sorted(times)[:50]
+    assert all(point.ms == point.estimate_ms for point in points)
+
+
+def test_a_correction_changes_the_order():
+    plain = predicted(SGEMM, PROBLEM, H200, most=300)
+    wide = Correction([["TM", 4, 0.0, -3.0]])
+    points = predicted(SGEMM, PROBLEM, H200, correction=wide, most=300)
+    assert {point.config for point in points} == {point.config for point in plain}
+    assert points[0].config["TM"] > 4
+    assert points[0].ms == pytest.approx(points[0].estimate_ms * np.exp(-3.0))
+
+
+def test_only_points_of_the_given_tiles_are_looked_at():
+    tiles = [{"BM": 32, "BN": 64}, {"BM": 64, "BN": 32}, {"BM": 4096, "BN": 1}]  # the last is not searched
+    legal = SGEMM.enumerate(PROBLEM, H200, tiles=tiles)
+    every = SGEMM.enumerate(PROBLEM, H200)
+    configs = [every.config(i) for i in range(len(every))]
+    wanted = [config for config in configs if (config["BM"], config["BN"]) in {(32, 64), (64, 32)}]
+    assert [legal.config(i) for i in range(len(legal))] == wanted
+    assert wanted
+
+
+def test_no_model_and_nothing_legal_predict_nothing():
+    assert predicted(Space.load("naive"), PROBLEM, H200) == []
+    assert predicted(SGEMM, PROBLEM, H200, tiles=[{"BM": 4096}]) == []
+
+
+# --- what serves ---
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, Problem(17, 3000, 401, "tt", 1), Problem(8, 4096, 4096)])
+def test_it_is_legal_deterministic_and_kept(tmp_path, problem, monkeypatch):
+    first = served(tmp_path, problem)
+    for point, _ in first.points:
+        assert not point.space.violations(point.config, problem, H200)
+    assert [point.ms for point, _ in first.points] == sorted(point.ms for point, _ in first.points)
+    assert served(tmp_path / "other", problem) == first
+    monkeypatch.setattr(module, "predicted", None)  # what is kept is not predicted again
+    assert served(tmp_path, problem) == first
+
+
+def test_strided_and_misaligned_operands_are_predicted_too(tmp_path):
+    problem = Strided(200, 136, 72, lda=101, align_b=1)
+    config = served(tmp_path, problem).points[0][0].config
+    assert config["vec_a"] == config["vec_b"] == 1
+
+
+def test_what_was_learned_makes_the_first_choice_better_than_the_estimate_does():
+    """On the shapes that were measured: not held out, so this only shows that the correction is applied."""
+    table = trials(H200, [SGEMM], Store(data_dir("cache")))["sgemm"]
+    correction = read_learned(SHIPPED).families["sgemm"].correction
+    regrets = {None: [], correction: []}
+    for each in table[::8]:
+        times = dict(zip(each.configs, each.times, strict=True))
+        tiles = [dict(config) for config in each.configs]
+        for way in regrets:
+            points = predicted(SGEMM, each.problem, H200, correction=way, tiles=tiles, most=1)
+            if points:
+                regrets[way].append(times[points[0].config] / each.times.min())
+    plain, corrected = (np.exp(np.mean(np.log(found))) for found in regrets.values())
+    assert len(regrets[None]) >= 15
+    assert corrected < plain
+    assert corrected < 1.06
+
+
+def test_a_stored_winner_is_among_the_candidates(tmp_path):
+    mine = SGEMM.presets["tiny_block"]
+    shutil.rmtree(tmp_path / "none", ignore_errors=True)
+    store = Store(tmp_path)
+    store.write(made(Problem(200, 136, 80), config=SGEMM.fitted(mine, Problem(200, 136, 80), H200)))
+    near = module._nearest(PROBLEM, H200, [SGEMM], store)
+    assert near[0].problem == Problem(200, 136, 80)
+    assert len(near) == module.NEAR
+
+
+def test_another_winner_predicts_anew(tmp_path):
+    before = served(tmp_path)
+    Store(tmp_path).write(made(Problem(200, 136, 80)))
+    kept = len(Store(tmp_path).depot.entries())
+    assert served(tmp_path).points[0][0] == before.points[0][0]
+    assert len(Store(tmp_path).depot.entries()) == kept + 1
+
+
+def test_a_gpu_that_was_not_learned_has_the_tiles_and_the_plain_estimate(tmp_path):
+    found = served(tmp_path, device=named_device("a100"))
+    assert found.note.startswith("nothing was learned of NVIDIA A100")
+    assert all(point.ms == point.estimate_ms for point, _ in found.points)
+    assert served(tmp_path).note == ""
+
+
+def test_a_changed_family_has_the_plain_estimate_and_one_line(tmp_path):
+    learned = read_learned(SHIPPED)
+    sgemm = learned.families["sgemm"]
+    probes = tuple(dataclasses.replace(probe, code_digest="0" * 64) for probe in sgemm.fitted_on.probes)
+    tidied = dataclasses.replace(sgemm.fitted_on, template_digest="0" * 64)
+    changed = dataclasses.replace(tidied, probes=probes)
+    assert holds(tidied, SGEMM, H200, Store(tmp_path).depot)  # the code is the same
+    assert not holds(changed, SGEMM, H200, Store(tmp_path).depot)
+    families_ = {**learned.families, "sgemm": dataclasses.replace(sgemm, fitted_on=changed)}
+    write_learned(tmp_path / H200.slug / LEARNED, dataclasses.replace(learned, families=families_))
+    found = served(tmp_path)
+    assert found.note.startswith("sgemm has changed since it was learned")
+    assert "\n" not in found.note
+    assert all(point.ms == point.estimate_ms for point, _ in found.points)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 1}', '{"schema": 99}', "[" * 10_000])
+def test_a_broken_file_is_one_line_and_serves_all_the_same(tmp_path, content):
+    path = tmp_path / H200.slug / LEARNED
+    path.parent.mkdir()
+    path.write_text(content)
+    found = served(tmp_path)
+    assert found.points
+    assert str(path) in found.note
+    assert "\n" not in found.note
+
+
+# --- the file and the table ---
+
+
+def test_the_shipped_file_is_of_the_families_as_they_are():
+    """Otherwise every kernel without a record is chosen by the plain estimate: run `autotune learn`."""
+    learned = read_learned(SHIPPED)
+    assert set(learned.families) == {"sgemm", "sgemm_skinny"}
+    for name, family in learned.families.items():
+        assert holds(family.fitted_on, Space.load(name), H200, Store(data_dir("cache")).depot)
+        assert family.fitted_on.corrected.mean < family.fitted_on.estimate.mean
+
+
+def test_a_file_reads_back_as_it_was_written(tmp_path):
+    learned, path = read_learned(SHIPPED), tmp_path / LEARNED
+    write_learned(path, learned)
+    assert path.read_text() == SHIPPED.read_text()
+    again = read_learned(path)
+    assert again.families.keys() == learned.families.keys()
+    for name, family in learned.families.items():
+        assert again.families[name].correction.trees == family.correction.trees
+        assert again.families[name].tiles == family.tiles
+        assert again.families[name].fitted_on == family.fitted_on
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda family: family.pop("trees"), "trees must be a list"),
+        (lambda family: family.update(trees=[["a"]]), "tree 0 is neither a number nor"),
+        (lambda family: family["tiles"].update(parameters=["BM"]), "every tile must have 1 values"),
+        (lambda family: family["fitted_on"].update(trials=-1), r"\$.families.sgemm.fitted_on.trials"),
+    ],
+)
+def test_a_wrong_file_names_the_place(tmp_path, change, why):
+    plain = json.loads(SHIPPED.read_text())
+    change(plain["families"]["sgemm"])
+    path = tmp_path / LEARNED
+    path.write_text(json.dumps(plain))
+    with pytest.raises(RecordError, match=why):
+        read_learned(path)
+
+
+def test_the_table_that_was_fitted_on_is_shipped_and_reads_back(tmp_path):
+    spaces = [SGEMM, Space.load("sgemm_skinny")]
+    found = trials(H200, spaces, Store(data_dir("cache")))
+    learned = read_learned(SHIPPED)
+    for name, family in learned.families.items():
+        assert family.fitted_on.problems == len(found[name])
+        assert family.fitted_on.trials == sum(len(each.configs) for each in found[name])
+    path = tmp_path / TABLE
+    write_table(path, {"sgemm": found["sgemm"][:2]}, spaces)
+    digests = {"sgemm": {(SGEMM.digest, found_digest())}}
+    rows = list(read_table(path, digests))
+    assert len(rows) == sum(len(each.configs) for each in found["sgemm"][:2])
+    assert list(read_table(path, {"sgemm": {("0", "0")}})) == []  # of another space
+
+
+def found_digest():
+    from autotune.code.render import template_digest
+
+    return template_digest(SGEMM)
+
+
+def test_a_broken_table_is_one_line(tmp_path):
+    path = tmp_path / TABLE
+    path.write_bytes(b"no gzip")
+    with pytest.raises(RecordError, match=r"measured\.csv\.gz"):
+        list(read_table(path, {}))
+
+
+# --- learning ---
+
+
+def test_learning_finds_what_the_estimate_is_blind_to(tmp_path):
+    """Times that are the estimate, but three times as long where BM is small: trees must find it."""
+    pytest.importorskip("lightgbm")
+    random = np.random.default_rng(1)
+    measured = []
+    for shape in random_shapes(16, 3):
+        problem = shape.problem
+        legal = SGEMM.enumerate(problem, H200)
+        configs = tuple(legal.config(int(i)) for i in random.choice(len(legal), min(60, len(legal)), False))
+        columns = SGEMM.columns(SGEMM.points(configs), problem, H200)
+        times = estimate_columns(SGEMM, columns, problem, H200) * np.where(columns["BM"] < 64, 3.0, 1.0)
+        fits = np.isfinite(times)
+        chosen = tuple(config for config, fit in zip(configs, fits, strict=True) if fit)
+        measured.append(Measured(problem, chosen, times[fits]))
+    write_table(tmp_path / "NVIDIA_A100" / TABLE, {"sgemm": measured}, [SGEMM])
+    device = dataclasses.replace(H200, name="NVIDIA A100")
+    learned = learn(device, [SGEMM], Store(tmp_path)).families["sgemm"]
+    assert learned.fitted_on.problems == 16
+    assert learned.fitted_on.corrected.mean < 1.1 < learned.fitted_on.estimate.mean
+    assert learned.tiles
+    assert all("split_k" not in tile for tile in learned.tiles)
+
+
+def test_too_few_trials_teach_nothing(tmp_path):
+    with pytest.raises(RecordError, match="there are trials of 0 problems on NVIDIA A10, and 12"):
+        learn(named_device("a10"), [SGEMM], Store(tmp_path))
+
+
+# --- random shapes ---
+
+
+def test_random_shapes_are_drawn_alike_and_within_their_limits():
+    shapes = random_shapes(200, 5)
+    assert [shape.problem for shape in random_shapes(50, 5)] == [shape.problem for shape in shapes[:50]]
+    assert random_shapes(5, 6) != shapes[:5]
+    assert len({shape.problem for shape in shapes}) == 200
+    assert {shape.problem.layout for shape in shapes} == {"nn", "nt", "tn", "tt"}
+    assert 0.05 < np.mean([shape.problem.beta for shape in shapes]) < 0.3
+    for shape in shapes:
+        p = shape.problem
+        assert 2**19 < p.m * p.n * p.k < 2**36
+        assert min(p.m, p.n, p.k) >= 11
+        assert max(p.m, p.n, p.k) < 2**13
+    with pytest.raises(UsageError, match="0 random shapes: give 1 to"):
+        random_shapes(0)
