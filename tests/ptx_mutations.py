@@ -89,29 +89,32 @@ def _rendered(family: str, preset: str, problem: Problem) -> Launchable:
     return Launchable(ptx, source.entry, launch.grid, launch.block, arguments, launch.shared_bytes)
 
 
+_SQUARE = np.ones((128, 128), np.float32)
+_MAKERS: dict[str, Callable[[], Launchable]] = {
+    "tiles": lambda: Launchable(
+        _compiled(SGEMM, "sgemm"), "sgemm", (1, 1, 1), (256, 1, 1),
+        lambda: [128, 16, _SQUARE, _SQUARE, _SQUARE.copy()],
+    ),
+    "mixed": lambda: Launchable(
+        _compiled(MIXED, "k"), "k", (1, 1, 1), (64, 1, 1),
+        lambda: [np.ones(64, np.float32), np.ones(64), np.ones(65, np.int32), bytes(8), 7],
+    ),
+    "bulk": lambda: Launchable(
+        _compiled(BULK.replace("WAIT", WAIT).replace("READERS", "64"), "k"), "k", (1, 1, 1), (96, 1, 1),
+        lambda: [np.ones(768, np.float32), np.ones(64, np.float32), 3],
+    ),
+    "copies": lambda: _rendered("sgemm", "tiny_block", Problem(1000, 1001, 1003)),
+    "skinny": lambda: _rendered("sgemm_skinny", "rows_along", Problem(5, 1001, 1003, "nt")),
+    "mma": lambda: _rendered("sgemm_3xtf32", "narrow_warps", Problem(256, 256, 256)),
+    "wgmma": lambda: _rendered("sgemm_3xtf32_wgmma", "small_block", Problem(256, 256, 256, "nt")),
+}  # fmt: skip
+LAUNCHABLES = tuple(_MAKERS)
+
+
 @cache
-def launchables() -> dict[str, Launchable]:
-    """Return the kernels by name."""
-    bulk = BULK.replace("WAIT", WAIT).replace("READERS", "64")
-    square = np.ones((128, 128), np.float32)
-    return {
-        "tiles": Launchable(
-            _compiled(SGEMM, "sgemm"), "sgemm", (1, 1, 1), (256, 1, 1),
-            lambda: [128, 16, square, square, square.copy()],
-        ),
-        "mixed": Launchable(
-            _compiled(MIXED, "k"), "k", (1, 1, 1), (64, 1, 1),
-            lambda: [np.ones(64, np.float32), np.ones(64), np.ones(65, np.int32), bytes(8), 7],
-        ),
-        "bulk": Launchable(
-            _compiled(bulk, "k"), "k", (1, 1, 1), (96, 1, 1),
-            lambda: [np.ones(768, np.float32), np.ones(64, np.float32), 3],
-        ),
-        "copies": _rendered("sgemm", "tiny_block", Problem(1000, 1001, 1003)),
-        "skinny": _rendered("sgemm_skinny", "rows_along", Problem(5, 1001, 1003, "nt")),
-        "mma": _rendered("sgemm_3xtf32", "narrow_warps", Problem(256, 256, 256)),
-        "wgmma": _rendered("sgemm_3xtf32_wgmma", "small_block", Problem(256, 256, 256, "nt")),
-    }  # fmt: skip
+def launchable(name: str) -> Launchable:
+    """Return a kernel of `LAUNCHABLES`."""
+    return _MAKERS[name]()
 
 
 # fmt: off

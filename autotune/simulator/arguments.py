@@ -151,6 +151,10 @@ def _check_array(position: int, parameter: Parameter, value: NDArray[Any]) -> No
         raise UsageError(
             f"{where}: the array has {value.nbytes} bytes; the simulator allows {MAX_ARRAY_BYTES}"
         )
+    if isinstance(value, np.ma.MaskedArray):
+        raise UsageError(f"{where}: a kernel does not see the mask of a masked array; pass its .filled(...)")
+    if not value.dtype.isnative:
+        raise UsageError(f"{where}: {value.dtype} is not in this machine's byte order; pass a native dtype")
     if value.dtype.hasobject:
         raise UsageError(f"{where}: an array of Python objects has no bytes for a kernel")
 

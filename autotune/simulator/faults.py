@@ -75,7 +75,14 @@ class SimulationFault(AutotuneError):
 
 
 class UnsupportedPTX(AutotuneError):
-    """The PTX text is malformed, or holds something that the simulator does not support; it never guesses."""
+    """The PTX text is malformed, or holds something that the simulator does not support; it never guesses.
+
+    The message quotes the text, so it is cut at 250 characters and holds no control character.
+    """
+
+    def __init__(self, message: str) -> None:
+        text = "".join(letter if letter.isprintable() else "?" for letter in message)
+        super().__init__(text if len(text) <= 250 else f"{text[:247]}...")
 
 
 class Stop(Exception):

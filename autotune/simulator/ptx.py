@@ -176,7 +176,7 @@ def parse_kernel(ptx: str, entry: str) -> Kernel:
     header = re.search(rf"\.entry\s+{re.escape(entry)}\s*(?:\((.*?)\))?([^{{]*)\{{", text, re.S)
     if header is None:
         present = re.findall(r"\.entry\s+([\w$]+)", text)
-        raise UsageError(f"the PTX has no kernel {entry!r}: it has {', '.join(present) or 'none'}")
+        raise UsageError(f"the PTX has no kernel {entry!r:.80}: it has {', '.join(present)[:150] or 'none'}")
     limits = re.search(r"\.(?:max|req)ntid\s+(\d{1,9}(?:\s*,\s*\d{1,9}){0,2})\b", header[2])
     target = re.search(r"^\s*\.target\s+sm_(\d{2,3})", text, re.M)
     kernel = Kernel(
@@ -242,7 +242,7 @@ def _declare(kernel: Kernel, statement: str) -> str:
         raise UnsupportedPTX(f"PTX variable {name} of {size} bytes has initial values of {len(initial)}")
     most = {"const": MAX_CONST_BYTES, "local": MAX_LOCAL_BYTES, "global": MAX_ARRAY_BYTES}.get(space)
     if most is not None and size + (kernel.local_bytes if space == "local" else 0) > most:
-        raise UsageError(f"PTX variable {name} has {size} bytes; .{space} memory allows {most}")
+        raise UsageError(f"PTX variable {name[:80]} has {size} bytes; .{space} memory allows {most}")
     if space == "local":
         offset = -(-kernel.local_bytes // align) * align
         kernel.local_bytes = offset + size
