@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 MIB = 1 << 20
 TOML_LIMIT = MIB  # bytes; the largest space file has 40 KB
 KEY_PARTS = 16  # of a dotted key of TOML: reading one takes time with the square of its parts
-_PART = r"""(?:"[^"\n]*"|'[^'\n]*'|[\w-]+)[ \t]*"""
-_LONG_KEY = re.compile(rf"(?:{_PART}\.[ \t]*){{{KEY_PARTS},}}")
+_TOKEN = re.compile(
+    r"""(?P<part>"(?:[^"\\]|\\.)*+"?|'[^']*+'?|[\w-]++)|(?P<dot>\.)|[ \t]++|(?P<other>.)"""
+)  # of a line; each token is read once, so that no line takes longer than its length
 
 
 def printable(text: str, most: int | None = None) -> str:
@@ -34,6 +35,14 @@ def printable(text: str, most: int | None = None) -> str:
     if most is not None and len(text) > most:
         text = f"{text[: most // 2 - 1]}...{text[len(text) - (most - most // 2 - 2) :]}"
     return text
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as Python writes it, safe to print and short; integers of any length too."""
+    try:
+        return printable(repr(value), most)
+    except ValueError:  # of an integer, or a list with one: the limit is 4,300 digits
+        return "an integer of more than 4,300 digits"
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -110,9 +119,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     import tomllib
 
-    if found := _LONG_KEY.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise ValueError(f"a key of more than {KEY_PARTS} parts (at line {line})")
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") >= KEY_PARTS and _most_parts(line) > KEY_PARTS:
+            raise ValueError(f"a key of more than {KEY_PARTS} parts (at line {number})")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -121,6 +130,19 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("its lists or tables nest too deeply") from None
     except ValueError:  # of int(), which has a limit of 4,300 digits
         raise ValueError("it holds an integer of more than 64 bits") from None
+
+
+def _most_parts(line: str) -> int:
+    """Count the parts of the longest dotted key of a line."""
+    most = parts = 0
+    behind_dot = False
+    for token in _TOKEN.finditer(line):
+        if token["part"]:
+            parts = parts + 1 if behind_dot else 1
+            most = max(most, parts)
+        if token["part"] or token["dot"] or token["other"]:
+            behind_dot = bool(token["dot"])
+    return most
 
 
 def _size(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -165,3 +166,34 @@ def test_a_family_that_is_not_made_for_a_problem_says_so(run):
     assert status == 2
     assert "removed by narrow_extent, narrow <= 32 (" in err
     assert err.strip().endswith("name another family")
+
+
+# -- configs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"BM": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"BM": ' + b"9" * 4000 + b"}", "the config misses"),
+        (b"\xff", "is not JSON"),
+        (b'{"\\u001b[31m": 1}', r"'\x1b[31m' is not a parameter"),
+        (b" " * 2_000_000, "is longer than 1048576 bytes"),
+    ],
+)
+def test_a_hostile_config_is_one_line(run, tmp_path, content, says):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    status, out, err = run("emit", *CUBE, "--config", path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+    assert err.strip().isprintable()
+
+
+def test_a_config_file_may_begin_with_a_byte_order_mark(run, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"BM": 32, "BN": 32}).encode())
+    status, out, err = run("emit", *CUBE, "--space", "naive", "--config", path)
+    assert (status, err) == (0, "")
+    assert "// naive:" in out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import AutotuneError, RecordMissing, SpaceError
-from autotune.outside import MIB, parse_toml, printable, read_bytes, read_text, read_toml
+from autotune.outside import MIB, parse_toml, printable, read_bytes, read_text, read_toml, shown
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,9 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
         ("a = 0x" + "f" * 5000 + "\nb = ]", "Invalid value"),
         (".".join("a" * 50_000) + " = 1", "a key of more than 16 parts"),
         ("[" + ".".join('"a"' * 1) + " . '=b'" * 50_000 + "]", "a key of more than 16 parts"),
+        (".".join([r'"\""'] * 20_000) + " = 1", "a key of more than 16 parts"),
+        ("a" * 100_000 + " = ]", "Invalid value"),
+        ('a = "' + r"\"" * 50_000 + " = ]", "."),
         ("\n\nx = {" + "a." * 50_000 + "a = 1}", r"a key of more than 16 parts \(at line 3\)"),
         ('a = "\x1b"', "Illegal character"),
     ],
@@ -95,3 +98,15 @@ def test_hostile_toml_is_one_line_at_once(text: str, why: str) -> None:
 def test_long_texts_with_dots_are_no_keys() -> None:
     words = "one. two, three: " * 40
     assert parse_toml(f'why = "{words}"\nx = [{"1.5, " * 1000}]\ny.z = 1.25')["why"] == words
+
+
+def test_what_only_looks_like_a_long_key_is_none() -> None:
+    words = "a. b c. " * 40
+    assert parse_toml(f"# {words}\nx = '{words}'\ny = [{'1.5, ' * 40}]\n")["y"] == [1.5] * 40
+
+
+def test_any_value_is_shown_in_short() -> None:
+    assert shown("a\x1b") == r"'a\x1b'"
+    assert len(shown("a" * 500)) == 80
+    for value in (10**5000, [10**5000], {"a": -(10**5000)}):
+        assert shown(value) == "an integer of more than 4,300 digits"

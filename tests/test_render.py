@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -478,6 +479,23 @@ def test_what_cannot_be_a_template_is_said_where_it_is_named(mine, tmp_path):
     assert mine('{% set name = "some" %}{% include name %}', some="")
     with pytest.raises(SpaceError, match="does not render"):
         mine('{% include "../mine.toml" %}')
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template(mine, tmp_path):
+    first = mine('//% include "part.txt"\n{{ BM }}\n', **{"part.txt": "// part\n"})
+    (tmp_path / "mine.cu.jinja").write_bytes(b'\xef\xbb\xbf//% include "part.txt"\n{{ BM }}\n')
+    (tmp_path / "part.txt").write_bytes(b"\xef\xbb\xbf// part\n")
+    assert mine() == first
+    space = Space.load(tmp_path / "mine.toml")
+    assert render(space, space.config({"BM": 32}), Problem(1, 1, 1), H200).text == "// part\n32\n"
+
+
+def test_a_template_that_is_no_regular_file_is_not_waited_for(mine, tmp_path):
+    mine("// a")
+    (tmp_path / "mine.cu.jinja").write_text('{% include "pipe" %}')
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SpaceError, match="'pipe' is no template"):
+        mine()
 
 
 def test_a_missing_template_is_named_with_the_places_looked_at(tmp_path):

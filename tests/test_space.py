@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 import tomllib
@@ -779,3 +780,71 @@ def test_the_built_in_files_are_read_and_not_scrolled():
     assert [place for place, line in lines if len(line) > 150] == []
     used = {name for file in files for name in tomllib.loads(file.read_text()).get("uses", ())}
     assert used == {file.stem for file in files if file.parent.name == "parts"}
+
+
+# -- files that nobody would write ---------------------------------------------------------------------------
+
+HEX = "0x" + "f" * 9000
+HOSTILE = {
+    "a dotted key": SMALL + ".".join("a" * 50_000) + " = 1\n",
+    "a dotted header": SMALL + "[" + ".".join("a" * 50_000) + "]\n",
+    "a dotted key of strings": SMALL + ".".join([r'"\""'] * 20_000) + " = 1\n",
+    "a long key": SMALL + "a" * 100_000 + " = 1\n",
+    "lists": SMALL + "x = " + "[" * 100_000,
+    "tables": SMALL + "x = " + "{a=" * 20_000,
+    "digits": SMALL.replace("[1, 2, 3]", f"[{'9' * 5000}]"),
+    "hexadecimal digits": SMALL.replace("[1, 2, 3]", f"[{HEX}]"),
+    "digits of a preset": SMALL.replace("BM = 8, loader", f"BM = {HEX}, loader"),
+    "digits of a list": SMALL.replace("BM = 8, loader", f"BM = [{HEX}], loader"),
+    "digits in place of a preset": SMALL + f"second = {HEX}\n",
+    "digits in place of a name": SMALL + f"second = {{ from = {HEX} }}\n",
+    "digits in place of a summary": SMALL.replace('"a space', f"{HEX} #"),
+    "digits in place of a meaning": SMALL.replace('meaning = "rows"', f"meaning = {HEX}"),
+    "digits in place of a family": SMALL.replace('"small"', HEX),
+    "digits in place of a file": f"extends = {HEX}\n",
+    "digits in an expression": SMALL.replace('"bytes"', f'"{"9" * 5000}"'),
+    "hexadecimal digits in an expression": SMALL.replace('"bytes"', f'"{HEX}"'),
+    "a long expression": SMALL.replace('"bytes"', f'"{"1+" * 100_000}1"'),
+    "a deep expression": SMALL.replace('"bytes"', f'"{"(" * 100_000}1"'),
+    "a control character": SMALL.replace('"small"', r'"\u001b[31m"'),
+    "a control character in a key": SMALL + r'"\u001b[31m" = 1',
+    "a zero": SMALL.replace('"small"', r'"sm\u0000all"'),
+    "a long family": SMALL.replace("small", "s" * 5000),
+    "a long part": f'uses = ["{"a" * 5000}"]\n' + SMALL,
+    "a long base": f'extends = "{"a" * 5000}.toml"\n',
+    "a base with a zero": r'extends = "a\u0000b.toml"' + "\n",
+    "two megabytes": SMALL + "#" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_line_at_once(write, name):
+    path = write(HOSTILE[name])
+    began = time.process_time()
+    with pytest.raises(SpaceError) as raised:
+        Space.load(path)
+    assert time.process_time() - began < 10
+    message = str(raised.value)
+    assert message.isprintable()
+    assert len(message) < 1000
+    assert "toml" in message
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "zero.toml").symlink_to("/dev/zero")
+    (tmp_path / "folder.toml").mkdir()
+    for name in ("pipe", "zero", "folder"):
+        with pytest.raises(SpaceError, match=rf"{name}\.toml: cannot be read \("):
+            Space.load(tmp_path / f"{name}.toml")
+
+
+def test_a_byte_order_mark_is_no_statement(write, tmp_path):
+    plain = Space.load(write(SMALL))
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SMALL.encode())
+    marked = Space.load(path)
+    assert (marked.digest, marked.content_digest) == (plain.digest, plain.content_digest)
+    assert Space(read_heading(path)).digest == plain.digest
+    (tmp_path / "more.toml").write_bytes(b'\xef\xbb\xbfextends = "marked.toml"\n')
+    assert Space.load(tmp_path / "more.toml").digest == plain.digest

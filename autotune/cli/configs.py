@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RecordMissing, SpaceError, UsageError
+from autotune.outside import printable, shown
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autotune.values.device import Device
 
 _SHOWN = 6  # presets that a message names
+_MOST_BYTES = 1 << 20  # of a config file; a record has some kilobytes
 
 
 def preset_named(spaces: Sequence[Space], name: str, unknown: str = "") -> tuple[Space, Config]:
@@ -40,7 +41,7 @@ def preset_named(spaces: Sequence[Space], name: str, unknown: str = "") -> tuple
         if name in steps:
             return step_config(name)
         have += f"; steps of the ladder are {', '.join(steps)}"
-    raise UsageError(f"{unknown or f'preset {name!r:.80} is unknown'}: {have}")
+    raise UsageError(f"{unknown or f'preset {shown(name)} is unknown'}: {have}")
 
 
 def fitted(
@@ -149,13 +150,24 @@ def parsed_config(text: str) -> dict[str, Any]:
     Raises:
         UsageError: It cannot be read, or is no config.
     """
+    if not text.lstrip().startswith("{"):
+        try:
+            with open(text, "rb") as file:  # a pipe will do
+                read = file.read(_MOST_BYTES + 1)
+            text = read.decode("utf-8-sig")
+        except OSError as error:
+            where = f"--config {printable(text, 300)}"
+            raise UsageError(f"{where}: cannot be read ({error.strerror}): give JSON or a file") from None
+        except ValueError as error:  # not UTF-8, or a path with a zero
+            raise UsageError(f"--config: is not JSON ({printable(str(error), 200)})") from None
+        if len(read) > _MOST_BYTES:
+            raise UsageError(f"--config: is longer than {_MOST_BYTES} bytes: give one config or record")
     try:
-        content = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8-sig"))
-    except OSError as error:
-        why = error.strerror
-        raise UsageError(f"--config {text:.200}: cannot be read ({why}): give JSON or a file") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"--config: is not JSON ({error})") from None
+        content = json.loads(text)
+    except RecursionError:
+        raise UsageError("--config: is not JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise UsageError(f"--config: is not JSON ({printable(str(error), 200)})") from None
     if isinstance(content, dict) and isinstance(content.get("config"), dict):
         content = content["config"]
     if not isinstance(content, dict):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from autotune.code.sandbox import OPTIONS, sandbox
 from autotune.errors import SpaceError
+from autotune.outside import printable, read_bytes
 from autotune.paths import data_dir
 from autotune.space.space import Space
 from autotune.values.lazy import cached_property
@@ -114,8 +115,9 @@ def _place(space: Space) -> tuple[Path, str]:
     files that it extends; after these the built-in template of its name.
     """
     if space.template is not None:
-        if not space.template.is_file():
-            raise SpaceError(f"{space.path.name}: template {space.template} is not there")
+        if _stamp(str(space.template)) is None:
+            place = printable(str(space.template), 300)
+            raise SpaceError(f"{space.path.name}: template {place} is not there, or no regular file")
         return space.template.parent, space.template.name
     built_in = data_dir("templates")
     own, base = (path.resolve().parent for path in (space.path, space.origin))
@@ -240,11 +242,7 @@ def _stamp(place: str) -> _Stamp:
 def _text(place: str, sure: bool) -> str | None:
     """Read a file; None if it is no template at all, which is an error where its name was stated."""
     try:
-        with open(place, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) <= MOST_BYTES:
-            return content.decode("utf-8-sig")
-        why = f"is larger than {MOST_BYTES} bytes: a template is text"
+        return read_bytes(Path(place), MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import SpaceError
+from autotune.outside import printable, shown
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -70,9 +71,12 @@ class Expression:
         try:
             self._tree = ast.parse(self.text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
+            why = (
+                printable(error.msg if isinstance(error, SyntaxError) else str(error), 80)
+                or "it is nested too deeply"
+            )
             raise SpaceError(
-                f"{where}: {self.text!r} does not parse ({why}); allowed are {_ALLOWED}"
+                f"{where}: {shown(self.text, 200)} does not parse ({why}); allowed are {_ALLOWED}"
             ) from None
         self.names: frozenset[str] = frozenset(self._check(self._tree, 0))
 
@@ -120,7 +124,9 @@ class Expression:
                 and not isinstance(second, ast.Starred)
             ):
                 return names_of(first, second)
-        raise SpaceError(f"{self._where}: {self._source(node)!r} is not allowed here; allowed are {_ALLOWED}")
+        raise SpaceError(
+            f"{self._where}: {shown(self._source(node), 200)} is not allowed here; allowed are {_ALLOWED}"
+        )
 
     def _is_word(self, node: ast.expr) -> bool:
         return (isinstance(node, ast.Constant) and isinstance(node.value, str)) or (
@@ -140,7 +146,7 @@ class Expression:
                     choices.append(self._words[name])
                 case _:
                     number = self._source(side)
-                    raise SpaceError(f"{self._where}: {number!r} is a number, so it is never a word")
+                    raise SpaceError(f"{self._where}: {shown(number)} is a number, so it is never a word")
         if not names or not set(choices[0]) & set(choices[1]):
             left, right = map(self._source, sides)
             options = "".join(f"; {name} is one of {', '.join(self._words[name])}" for name in sorted(names))
@@ -203,7 +209,9 @@ class Expression:
 
     def _fitting(self, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > _LARGEST:
-            raise SpaceError(f"{self._where}: {self.text} has a value beyond 64 bits: {value}")
+            raise SpaceError(
+                f"{self._where}: {printable(self.text, 200)} has a value beyond 64 bits: {value}"
+            )
         return value
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpaceError
+from autotune.outside import TOML_LIMIT, parse_toml, printable, read_bytes, shown
 from autotune.paths import data_dir
 from autotune.space.expression import Expression
 from autotune.space.statements import HEAD, Reader, SpaceFile, codes_of, digest_of
@@ -87,7 +87,7 @@ def read_heading(path: Path) -> Heading | SpaceFile:
     cut = re.search(r"^\[(?!serves\])", text, re.MULTILINE)
     beginning = text[: cut.start()] if cut else text
     try:
-        content = tomllib.loads(beginning)
+        content = parse_toml(beginning)
     except ValueError:  # such as a "[" within a text of several lines
         return read_space_file(path)
     said_later = "serves" not in content and "serves" in text[len(beginning) :]
@@ -114,7 +114,7 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
         if str(name_or_path) not in built_in:
             have = ", ".join(built_in)
             raise SpaceError(
-                f"family {str(name_or_path)!r:.80} is unknown: give one of {have}, or a .toml file"
+                f"family {shown(str(name_or_path))} is unknown: give one of {have}, or a .toml file"
             )
         path = built_in[str(name_or_path)]
     text = _text(path)
@@ -126,7 +126,7 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
         parts = _parts(Reader(content, path).uses(), path)
         return _with_parts(content, parts, path), path, path, digest_of(text, *parts.values())
     if not isinstance(below, str):
-        raise SpaceError(f"{path}: extends must be a family or a .toml file, not {below!r}")
+        raise SpaceError(f"{path}: extends must be a family or a .toml file, not {shown(below)}")
     if path.resolve() in extending:
         raise SpaceError(f"{path}: extends itself")
     base, base_path, origin, base_digest = _content(
@@ -142,18 +142,25 @@ def _content(name_or_path: str | Path, extending: tuple[Path, ...]) -> tuple[dic
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bytes(path, TOML_LIMIT).decode("utf-8-sig")
     except OSError as error:
-        raise SpaceError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise SpaceError(f"{path}: is not TOML ({error})") from None
+        raise SpaceError(f"{_shown(path)}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        why = f"{error.reason} at byte {error.start}"
+        raise SpaceError(f"{_shown(path)}: is not TOML (not UTF-8 text: {why})") from None
+    except ValueError as error:  # of a path that holds a zero
+        raise SpaceError(f"{_shown(path)}: cannot be read ({error})") from None
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpaceError(f"{path}: is not TOML ({error})") from None
+        return parse_toml(text)
+    except ValueError as error:
+        raise SpaceError(f"{_shown(path)}: is not TOML ({error})") from None
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path), 300)
 
 
 def _parts(names: tuple[str, ...], path: Path) -> dict[Path, str]:

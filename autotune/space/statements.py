@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from autotune.errors import SpaceError
+from autotune.outside import printable, shown
 from autotune.space.expression import FUNCTIONS, Expression
 from autotune.values.problem import MATHS
 
@@ -122,13 +123,13 @@ def check_choice(
     """Return why a choice does not name one known value for every parameter; None if it does."""
     for name in choice:
         if name not in parameters:
-            return f"{name!r} is not a parameter of {family}: give {', '.join(parameters)}"
+            return f"{shown(name)} is not a parameter of {family}: give {', '.join(parameters)}"
     missing = [name for name in parameters if name not in choice]
     if missing:
         return f"the config misses {', '.join(missing)}"
     for name, value in choice.items():
         if type(value) is not type(parameters[name][0]) or value not in parameters[name]:
-            return f"{name} = {value!r}: give one of {', '.join(map(str, parameters[name]))}"
+            return f"{name} = {shown(value)}: give one of {', '.join(map(str, parameters[name]))}"
     return None
 
 
@@ -166,7 +167,7 @@ class Reader:
         """
         for section in self.content:
             if section not in _SECTIONS:
-                self._refuse(f"unknown section {section!r}; known are {', '.join(_SECTIONS)}")
+                self._refuse(f"unknown section {shown(section)}; known are {', '.join(_SECTIONS)}")
         family = self.family()
         for name, entry in self._table("parameters").items():
             self._parameter(name, entry)
@@ -176,7 +177,7 @@ class Reader:
         for name, entry in self._table("derived").items():
             self._require_free(name, "derived")
             self.derived[name] = self._expression(entry, "expr", f"derived.{name}")
-            self.meanings[name] = str(entry.get("meaning", ""))
+            self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
         rules = tuple(
             self._rule(section, name, entry)
             for section in ("constraints", "search")
@@ -196,7 +197,7 @@ class Reader:
         return SpaceFile(
             path=self.path,
             family=family,
-            summary=str(self.content.get("summary", "")),
+            summary=self._optional(self.content, "summary", "summary"),
             origin=self.origin,
             template=self._template(),
             model=self._model(),
@@ -251,7 +252,9 @@ class Reader:
             self._refuse("adapts must be a list of parameters")
         unknown = [name for name in stated if name not in self.parameters]
         if unknown:
-            self._refuse(f"adapts names {unknown[0]!r}: give parameters, of {', '.join(self.parameters)}")
+            self._refuse(
+                f"adapts names {shown(unknown[0])}: give parameters, of {', '.join(self.parameters)}"
+            )
         return tuple(stated)
 
     def math(self) -> str | None:
@@ -261,7 +264,7 @@ class Reader:
             return None
         math = self._text(table, "math", "serves.math")
         if math not in MATHS:
-            self._refuse(f"serves.math = {math!r}: give one of {', '.join(MATHS)}")
+            self._refuse(f"serves.math = {shown(math)}: give one of {', '.join(MATHS)}")
         return math
 
     def when(self) -> Expression | None:
@@ -281,7 +284,7 @@ class Reader:
         known = self.known[name] = self._values(name, entry, "known" if "known" in entry else "values")
         if isinstance(known[0], str):
             self.words[name] = tuple(map(str, known))
-        self.meanings[name] = str(entry.get("meaning", ""))
+        self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
 
     def _values(self, name: str, entry: dict[str, Any], key: str) -> tuple[Value, ...]:
         place = f"parameters.{name}.{key}"
@@ -295,7 +298,7 @@ class Reader:
             if isinstance(value, str):
                 self._name(value, place)
             elif abs(value) > _LARGEST_VALUE:
-                self._refuse(f"{place}: {value} is beyond {_LARGEST_VALUE} (2^31 - 1)")
+                self._refuse(f"{place}: {shown(value)} is beyond {_LARGEST_VALUE} (2^31 - 1)")
         return tuple(values)
 
     def _rule(self, section: str, name: str, entry: dict[str, Any]) -> Rule:
@@ -313,7 +316,7 @@ class Reader:
                 if not isinstance(origin, str) or origin not in presets:
                     have = ", ".join(presets) or "none"
                     self._refuse(
-                        f"presets.{name}.from = {origin!r}: give a preset above it, of which are {have}"
+                        f"presets.{name}.from = {shown(origin)}: give a preset above it, of which are {have}"
                     )
                 whole = {**presets[origin], **entry}
                 del whole["from"]
@@ -322,7 +325,7 @@ class Reader:
 
     def _preset(self, section: str, name: str, entry: Any, family: str) -> dict[str, Value]:
         if not isinstance(entry, dict):
-            self._refuse(f"{section}.{name} must be a table, not {entry!r}")
+            self._refuse(f"{section}.{name} must be a table, not {shown(entry)}")
         why = check_choice(self.known, entry, family)
         if why is not None:
             self._refuse(f"{section}.{name}: {why}")
@@ -340,12 +343,10 @@ class Reader:
     def _expression(self, entry: dict[str, Any], key: str, place: str) -> Expression:
         text = self._text(entry, key, f"{place}.{key}")
         expression = Expression(text, f"{self.where}: {place}", self.codes, self.words)
-        known = {*self.parameters, *self.derived, *FACTS, *LIMITS}
-        unknown = sorted(expression.names - known)
-        if unknown:
-            self._refuse(
-                f"{place} uses the unknown name {unknown[0]!r}; known are {', '.join(sorted(known))}"
-            )
+        for name in sorted(expression.names):
+            if not any(name in each for each in (self.parameters, self.derived, FACTS, LIMITS)):
+                have = ", ".join(sorted((*self.parameters, *self.derived, *FACTS, *LIMITS)))
+                self._refuse(f"{place} uses the unknown name {shown(name)}; known are {have}")
         return expression
 
     def _table(self, section: str) -> dict[str, Any]:
@@ -358,14 +359,14 @@ class Reader:
             self._require_keys(table, SERVES, section)
         for name, entry in table.items() if section in _KEYS else ():
             if not isinstance(entry, dict):
-                self._refuse(f"{section}.{name} must be a table, not {entry!r}")
+                self._refuse(f"{section}.{name} must be a table, not {shown(entry)}")
             self._require_keys(entry, _KEYS[section], f"{section}.{name}")
         return table
 
     def _require_keys(self, entry: dict[str, Any], allowed: tuple[str, ...], place: str) -> None:
         for key in entry:
             if key not in allowed:
-                self._refuse(f"{place}.{key} is unknown; known are {', '.join(allowed)}")
+                self._refuse(f"{place}.{printable(key, 80)} is unknown; known are {', '.join(allowed)}")
 
     def _text(self, entry: dict[str, Any], key: str, place: str) -> str:
         value = entry.get(key)
@@ -373,16 +374,20 @@ class Reader:
             self._refuse(f"{place} must be a non-empty string")
         return value
 
+    def _optional(self, entry: dict[str, Any], key: str, place: str) -> str:
+        return self._text(entry, key, place) if entry.get(key, "") != "" else ""
+
     def _name(self, name: str, place: str) -> str:
         """Refuse what cannot stand in an expression, in CUDA and in a file name."""
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
-            self._refuse(f"{place}: {name!r} is not a name: use letters, digits and _")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,99}", name) or keyword.iskeyword(name):
+            self._refuse(f"{place}: {shown(name)} is not a name: use letters, digits and _, at most 100")
         return name
 
     def _require_free(self, name: str, section: str) -> None:
         self._name(name, section)
-        if name in {*self.parameters, *self.derived, *FACTS, *LIMITS, *TEMPLATE_NAMES, *FUNCTIONS}:
+        taken = (self.parameters, self.derived, FACTS, LIMITS, TEMPLATE_NAMES, FUNCTIONS)
+        if any(name in each for each in taken):
             self._refuse(f"{section}.{name} hides a name that is already there: rename it")
 
     def _refuse(self, why: str) -> NoReturn:
-        raise SpaceError(f"{self.where}: {why}")
+        raise SpaceError(printable(f"{self.where}: {why}", 600))
