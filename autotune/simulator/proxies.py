@@ -33,12 +33,12 @@ class Proxies:
         self._shown = np.zeros(lanes.count, np.int64)  # groups of cp.async complete at the last fence
 
     def fence(self, mask: Any) -> None:
-        """Note fence.proxy.async of the active lanes."""
+        """Record fence.proxy.async of the active lanes."""
         self._fences += 1 if mask is None else mask
         np.copyto(self._shown, self.copies.waited, where=True if mask is None else mask)
 
     def write(self, access: Access, found: Pattern, in_flight: bool, bulk: bool) -> None:
-        """Check and note a write; in_flight: by cp.async; bulk: by a bulk copy, which needs no fence."""
+        """Check and record a write; in_flight: by cp.async; bulk: by a bulk copy, which needs no fence."""
         busy = self.readers[found.words] > 0
         if busy.any():
             where = int(np.argmax(busy))
@@ -52,7 +52,7 @@ class Proxies:
         self._copied[found.words] = self.copies.committed[found.lane] if in_flight else _PLAIN
 
     def read(self, access: Access, found: Pattern) -> None:
-        """Check and note that a product begins to read."""
+        """Check and record that a product begins to read."""
         writer = self._writer[found.words]
         copied = self._copied[found.words]
         fenced = np.where(
@@ -70,5 +70,5 @@ class Proxies:
         self.readers[found.words] += 1
 
     def release(self, found: Pattern) -> None:
-        """Note that a product was waited for."""
+        """Record that a product was waited for."""
         self.readers[found.words] -= 1

@@ -13,7 +13,7 @@ from autotune.simulator.lanes import Lanes
 from autotune.simulator.memory import WIDE, gather, scatter
 from autotune.simulator.traffic import shared_traffic
 
-PATTERNS_PER_ACCESS = 8  # buffers of a pipeline take turns; more than these are worked out anew
+PATTERNS_PER_ACCESS = 8  # buffers of a pipeline take turns; any more are computed again
 
 
 @dataclass(eq=False)
