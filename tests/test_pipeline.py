@@ -18,9 +18,10 @@ from autotune.search import WAIT, Search
 from autotune.search.candidates import Candidates
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
+from autotune.tuning.built import KEPT
 from autotune.tuning.judges import SPARE, Demand
 from autotune.tuning.limits import LAUNCHES, TRIAL_TIMEOUT_S, trial_limit, unlaunchable
-from autotune.tuning.pipeline import COMPILE_QUEUE, GPU_QUEUE, KEPT, Pipeline
+from autotune.tuning.pipeline import COMPILE_QUEUE, GPU_QUEUE, Pipeline
 from autotune.tuning.progress import Progress
 from autotune.tuning.resume import trial_header
 from autotune.values.device import named_device

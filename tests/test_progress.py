@@ -13,8 +13,9 @@ from autotune.code.render import render
 from autotune.errors import Rejected, UsageError
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
+from autotune.tuning.built import Built
 from autotune.tuning.progress import Progress
-from autotune.tuning.trial import Built, Trial, trial_id
+from autotune.tuning.trial import Trial, trial_id
 from autotune.values import typed
 from autotune.values.device import named_device
 from autotune.values.measurement import Launch, MeasuredTrial, Timing, Verdict

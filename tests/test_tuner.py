@@ -16,9 +16,10 @@ from autotune.errors import DeviceError, Rejected, TuningError, UsageError
 from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
+from autotune.tuning.built import Built
 from autotune.tuning.finals import FINALISTS, finalists, ranked
 from autotune.tuning.progress import Progress
-from autotune.tuning.trial import Built, Trial
+from autotune.tuning.trial import Trial
 from autotune.values.device import named_device
 from autotune.values.measurement import Finals, MeasuredTrial, Timing, Verdict
 from autotune.values.problem import Problem

@@ -54,7 +54,7 @@ class Budget:
         if not isinstance(budget, str | bool):
             with suppress(TypeError):
                 count = operator.index(budget)
-                budget = str(max(-1, min(count, int(MOST))))  # beyond, the text may be endless
+                budget = str(count) if abs(count) <= MOST else f"{'-' * (count < 0)}more than {MOST:g}"
         if not isinstance(budget, str):
             raise UsageError(f"budget {budget!r:.60} is not understood: {_WAYS}")
         return cls.parse(budget)

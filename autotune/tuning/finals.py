@@ -12,10 +12,11 @@ from autotune.measure.worker import GpuWorker
 from autotune.records import Store, compose
 from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
+from autotune.tuning.built import Built
 from autotune.tuning.limits import trial_limit
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress
-from autotune.tuning.trial import Built, Trial
+from autotune.tuning.trial import Trial
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 
 TIMEOUT_S = 30.0

@@ -24,12 +24,13 @@ from autotune.records import Store, compose
 from autotune.records.trials import Run, TrialLog
 from autotune.search.candidates import Candidates
 from autotune.space.space import Space, families
+from autotune.tuning.built import Built
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress, Watcher
 from autotune.tuning.ranking import ordered
 from autotune.tuning.request import Request
 from autotune.tuning.resume import Past, logs_of, trial_header
-from autotune.tuning.trial import Built, LogEntry, Outcome, Trial
+from autotune.tuning.trial import LogEntry, Outcome, Trial
 from autotune.values.device import Device
 from autotune.values.measurement import Launch, Verdict
 from autotune.values.problem import Problem

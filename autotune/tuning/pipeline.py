@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections import Counter, deque
@@ -18,15 +17,15 @@ from autotune.errors import MachineError, MachineFault, Rejected, SpaceError
 from autotune.records.trials import TrialLog
 from autotune.search import WAIT
 from autotune.search.candidates import Candidates
+from autotune.tuning.built import Built, Kept
 from autotune.tuning.interrupt import Interrupts
 from autotune.tuning.judges import Demand, Judge, Judges
 from autotune.tuning.limits import trial_limit, unlaunchable
 from autotune.tuning.progress import Progress, Watcher
-from autotune.tuning.trial import Built, LogEntry, Outcome, Trial
+from autotune.tuning.trial import LogEntry, Outcome, Trial
 
 GPU_QUEUE = 3  # binaries that wait for a GPU: it never idles, and proposals stay fresh
 COMPILE_QUEUE = 2  # texts that wait for a compiler: it does not wait for the next proposal and its rendering
-KEPT = 16  # fastest candidates whose text and machine code are kept; those of the others are forgotten
 ASK_AGAIN_S = 0.25  # while others measure all that is left
 MAX_FAULTS = 5  # of the machine in a row, each after a second try, that end the search
 LOOK_S = 0.2  # how long an interrupt waits at most
@@ -93,7 +92,7 @@ class Pipeline:
         self._ready: deque[int] = deque()  # built, and not yet given to a judge
         self._first_of: dict[str, int] = {}  # code: the first candidate to have it
         self._twins: dict[int, list[int]] = {}  # those that wait for the outcome of the same code
-        self._kept: dict[int, Built] = {}  # of the fastest
+        self._kept = Kept(candidates, pool)
         self._demand = Demand()
         self._clock = AwakeClock()
         self._faults: Counter[str] = Counter()  # of the machine, in a row
@@ -172,30 +171,8 @@ class Pipeline:
         return list(first.values())
 
     def build(self, indices: Iterable[int]) -> dict[int, Built]:
-        """Return candidates with text and machine code, compiling those that are not kept.
-
-        One that no longer compiles is left out.
-
-        Raises:
-            MachineError: The machine failed twice with one.
-        """
-        wanted = list(indices)
-        missing = [index for index in wanted if index not in self._kept]
-        if missing:
-            self._pool.drop()
-            sources = {index: self._candidates.source(index) for index in missing}
-            for index, source in sources.items():
-                self._pool.submit(index, source.text, source.entry, self._device.arch)
-            while self._pool.pending:
-                for key, binary in self._pool.collect(LOOK_S):
-                    if isinstance(binary, MachineFault):
-                        raise MachineError(
-                            f"the machine failed twice while it compiled a finalist: {binary.why}. "
-                            "Free memory, or stop what disturbs it, and call again: what was measured is kept"
-                        )
-                    if isinstance(binary, Binary):
-                        self._kept[int(str(key))] = Built(sources[int(str(key))], binary)
-        return {index: self._kept[index] for index in wanted if index in self._kept}
+        """Return candidates with text and machine code: see `Kept.build`."""
+        return self._kept.build(indices)
 
     @property
     def working(self) -> int:
@@ -321,17 +298,10 @@ class Pipeline:
         first = self._built.pop(index)
         trial = Trial.of(first.source, first.binary, outcome)
         self._settle(index, trial, noted=noted)
-        self._keep(index, first)
+        self._kept.add(index, first, trial.cost)
         for twin in self._twins.pop(index, []):
             built = self._built.pop(twin)
             self._settle(twin, Trial.of(built.source, built.binary, outcome, trial.id))
-
-    def _keep(self, index: int, built: Built) -> None:
-        """Keep the text and machine code of the fastest."""
-        self._kept[index] = built
-        if len(self._kept) > KEPT:
-            costs = ((self.trials[each].cost, each) for each in self._kept)
-            del self._kept[heapq.nlargest(1, costs)[0][1]]
 
     def _settle(self, index: int, trial: Trial, *, noted: bool = False) -> None:
         """Report an outcome to the log (unless it stands there), the search and the watcher."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,25 +14,12 @@ from autotune.errors import REJECTION_KINDS, MachineFault, RecordError, Rejected
 from autotune.families.estimate import Estimate
 from autotune.records.trials import Run, TrialHeader, add_line
 from autotune.space.space import Config
+from autotune.tuning.built import Built
 from autotune.values import typed
 from autotune.values.limits import Count, Milliseconds, Name, Quantiles, Size
 from autotune.values.measurement import L2, MeasuredTrial, Method, Timing, Verdict
 
 Outcome = MeasuredTrial | Estimate | Rejected
-
-
-@dataclass(frozen=True)
-class Built:
-    """A candidate that compiled."""
-
-    source: Source
-    binary: Binary
-
-    @property
-    def code(self) -> str:
-        """Digits that tell machine code and launch apart: two candidates that share them are one kernel."""
-        launch = repr(self.source.launch).encode()
-        return hashlib.sha256(self.binary.digest.encode() + launch).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
