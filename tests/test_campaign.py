@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from stub_gpu import TOO_LARGE
-from tuning import Bench
+from tuning import PLAIN, Bench
 
 from autotune import records
 from autotune.errors import DeviceError, SpaceError, UsageError
@@ -17,6 +17,7 @@ from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning import tuner
 from autotune.tuning.budget import Budget
+from autotune.tuning.campaign import tune_all
 from autotune.tuning.request import Request
 from autotune.tuning.tuner import Workshop
 from autotune.values.device import chosen_gpus, named_device
@@ -240,10 +241,19 @@ def test_a_suite_as_a_table_and_as_json(command, tmp_path):
 # -- any math ------------------------------------------------------------------------------------------------
 
 
-def test_each_math_is_stored_under_its_own_name(bench):
-    """The family says nothing of its math, so that a stub can run it in both."""
+def test_each_math_is_stored_under_its_own_name(bench, tmp_path, monkeypatch):
+    """By two families of one name, of which the other says that it computes on tensor cores."""
+    (tmp_path / "tensor").mkdir()
+    for file in PLAIN.parent.iterdir():
+        text = file.read_text().replace("[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]", "[3]")
+        (tmp_path / "tensor" / file.name).write_text(text)
+    tensor = tmp_path / "tensor" / PLAIN.name
+    tensor.write_text(f'{tensor.read_text()}\n[serves]\nmath = "3xtf32"\n')
+    spaces = {"ffma": Space.load(bench.few), "3xtf32": Space.load(tensor)}
+    monkeypatch.setattr(tuner, "families", lambda problem, device: [spaces[problem.math]])
     problems = [Problem(64, 64, 8, math=math) for math in MATHS]
-    found = bench.campaign([Shape.of(problem) for problem in problems], "60s")
+    request = Request(budget=Budget.of("60s"), strategy="random", workers=2, root=bench.root)
+    found = tune_all([Shape.of(problem) for problem in problems], request)
     assert [tuned.record.problem.math for tuned in found] == ["ffma", "3xtf32"]
     names = {path.name for path in bench.root.glob("*/*.json")}
     assert names == {f"plain_{problem.key}.json" for problem in problems}
@@ -251,7 +261,7 @@ def test_each_math_is_stored_under_its_own_name(bench):
 
 def test_a_family_of_another_math_is_not_searched(bench):
     for family, math in (("sgemm_3xtf32", "ffma"), ("sgemm", "3xtf32")):
-        with pytest.raises(SpaceError, match=f"{family} computes .*: give --math "):
+        with pytest.raises(SpaceError, match=f"{family} computes .*, not {math}: "):
             bench.tune(space=Space.load(family), problem=Problem(64, 64, 64, math=math))
     assert not list(bench.root.glob("*/*.json"))
 

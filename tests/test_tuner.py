@@ -196,7 +196,8 @@ def test_the_winner_of_each_family_defends_itself(bench, both, other):
 def test_a_stored_time_that_a_loser_no_longer_reaches_is_renewed(bench, both, other):
     alone = bench.tune(space=other)
     timing = dataclasses.replace(alone.timing, median_ms=0.5, quantiles_ms=(0.5, 0.5, 0.5))
-    Store(bench.root).write(dataclasses.replace(alone, timing=timing))
+    gflops = PROBLEM.flops / timing.median_ms / 1e6
+    Store(bench.root).write(dataclasses.replace(alone, timing=timing, gflops=gflops))
     whole = bench.tune(space=None)
     assert whole.family == "plain"
     renewed = Store(bench.root).find(H200, "second", PROBLEM)

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.code.compiler import Binary, CompilePool
+from autotune.code.compiler import Binary
+from autotune.code.pool import CompilePool
 from autotune.code.render import Source
 from autotune.errors import MachineError, MachineFault
 from autotune.search.candidates import Candidates

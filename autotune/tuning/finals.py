@@ -85,7 +85,10 @@ def hold(
 
     Raises:
         TuningError: Nothing was measured, or nothing passed.
+        DeviceError: The GPU cannot measure the problem.
     """
+    if not pipeline.trials:
+        gpu.ready()  # raises what kept it from measuring, if that is why
     failed: list[str] = []
     for chosen in finalists(pipeline, defended, progress):
         built: dict[int, Built] = {}
