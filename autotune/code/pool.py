@@ -8,14 +8,17 @@ import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.code.awake import AwakeClock
 from autotune.code.compiler import Binary, CompilerStarvedError, compile_text
 from autotune.code.nvrtc import nvrtc
 from autotune.code.process import Child, ChildDied, requests
 from autotune.errors import MachineError, MachineFault, Rejected, ToolchainError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 NICENESS = 5  # compilers yield to the GPU's process and to the one that proposes
 MAX_WORKERS = 32  # each holds about 110 MB
@@ -132,6 +135,8 @@ class CompilePool:
         Raises:
             ToolchainError: A child cannot load NVRTC, or NVRTC refuses the request itself.
         """
+        from multiprocessing.connection import wait  # 20 ms, which who finds his kernel compiled does not pay
+
         end = time.monotonic() + timeout
         while True:
             self._reap()

@@ -16,19 +16,18 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import AutotuneError, MachineError, ToolchainError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they take 20 ms to import, and whoever finds his kernel compiled starts no child
+    import subprocess
     from concurrent.futures import ThreadPoolExecutor
+    from multiprocessing.connection import Connection
 
 _TAIL_BYTES = 2048
 _REAP_SECONDS = 10.0
@@ -98,7 +97,12 @@ class Child:
     """
 
     def __init__(self, service: str, *args: object, env: Mapping[str, str | None] | None = None) -> None:
+        import subprocess
+        import tempfile
+        from multiprocessing.connection import Pipe
+
         self._service = service
+        self._too_late = subprocess.TimeoutExpired  # kept: nothing is imported while Python ends
         python = interpreter()
         try:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the child
@@ -177,7 +181,7 @@ class Child:
     def close(self, grace: float = 1.0) -> None:
         """Close the pipe, which ends an idle service; kill it if it still runs ``grace`` seconds later."""
         self.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(self._too_late):
             self._process.wait(grace)
         self.kill()
 
@@ -190,7 +194,7 @@ class Child:
         """Kill the process at once and reap it; what it had said can still be received."""
         self._stopped = self._stopped or self.alive()
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hold a process for a while
+        with contextlib.suppress(self._too_late):  # a driver can hold a process for a while
             self._process.wait(_REAP_SECONDS)
 
     def __enter__(self) -> Child:
@@ -278,6 +282,8 @@ def _above_the_standard_streams(end: Connection) -> Connection:
     if end.fileno() > 2:
         return end
     with end:
+        from multiprocessing.connection import Connection
+
         return Connection(fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
@@ -295,6 +301,8 @@ def _popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
 
     Linux sends the parent-death signal when the *thread* that started the child ends, see prctl(2).
     """
+    import subprocess
+
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
     if threading.current_thread() is threading.main_thread():
         return start(*args, **kwargs)
