@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from autotune.records import Record, Store
 from autotune.space.space import Config, Space, families
 from autotune.tuning.prediction import Prediction, prediction
 from autotune.values.device import Device
+from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
 
 Served = Literal["exact", "predicted"]
