@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu", action="store_true", help="run tests marked gpu even if no GPU is found: they fail"
     )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
+    """Run the whole suite in two processes, file by file, and after it what asserts a time, alone.
+
+    That is `pytest` without a path, -m or -n; whatever is asked for by name runs here, in order.
+    """
+    option = config.option
+    if hasattr(
+        config, "workerinput"
+    ):  # one of the two: options that were set here do not reach it by themselves
+        option.markexpr = config.workerinput["markexpr"]
+        return (yield)
+    whole = (
+        config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and config.pluginmanager.hasplugin("xdist")
+        and (option.numprocesses, option.markexpr, option.collectonly, option.usepdb)
+        == (None, "", False, False)
+    )
+    if not whole:
+        return (yield)
+    option.numprocesses, option.dist, option.markexpr = 2, "loadfile", "not timing"
+    status = yield
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return status
+    words = [word for word in config.invocation_params.args if not word.startswith("--junit")]
+    print("\nassertions on time, one after the other", flush=True)
+    alone = subprocess.run([sys.executable, "-m", "pytest", "-m", "timing", *words], cwd=config.rootpath)
+    return status if alone.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process of pytest-xdist which tests to leave out."""
+    node.workerinput["markexpr"] = node.config.option.markexpr
 
 
 @pytest.fixture

@@ -77,10 +77,10 @@ def write_files(page: Path, folder: Path) -> None:
 def lessened(words: list[str]) -> list[str]:
     """Return a command with less work, which does the same."""
     if words[1] == "tune":
-        words = ["256" if word == "4096" else word for word in words]
+        words = ["64" if word == "4096" else word for word in words]
         if "--suite" in words and "mine.toml" not in words:
             words += ["--only", "P01", "--only", "P14"]
-        return [*words, "--budget", "4" if "--target" in words else "5s"]  # of two budgets the last counts
+        return [*words, "--budget", "2" if "--target" in words else "5s"]  # of two budgets the last counts
     if words[1] == "replay":
         return [*words, "--seeds", "2"]
     return words
