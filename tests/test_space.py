@@ -196,7 +196,7 @@ def test_no_legal_config_names_the_rule_that_left_none(write):
         space.enumerate(CUBE, H200)
     assert str(raised.value) == (
         "small.toml: no config is legal for 4096 x 4096 x 4096 nn on NVIDIA H200; the last were removed "
-        "by always, capability >= 999 (this decides nothing): widen [parameters]"
+        "by always, capability >= 999 (this decides nothing): no parameter decides it, name another family"
     )
 
 

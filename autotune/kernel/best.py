@@ -202,7 +202,7 @@ def _able(problems: Sequence[Problem], machine: Machine, spaces: Sequence[Space]
     """Return those problems for whose math there is a family."""
     if spaces is None:
         return [problem for problem in problems if families(problem, machine.device)]
-    maths = {space.math or MATHS[0] for space in spaces}
+    maths = {space.math for space in spaces}
     return [problem for problem in problems if problem.math in maths]
 
 

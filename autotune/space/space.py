@@ -295,7 +295,11 @@ class Space:
                     if tree is not None:
                         tree.keep(keep)
                 if not count:
-                    remedy = "widen [parameters]" if self._chosen(rule) else "name another family"
+                    remedy = (
+                        "widen [parameters]"
+                        if self._chosen(rule)
+                        else "no parameter decides it, name another family"
+                    )
                     raise NothingLegal(
                         rule,
                         f"{self.path.name}: no config is legal for {problem} on {device.name}; the last were "
