@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune import records
 from autotune.code.render import Source
@@ -21,10 +21,12 @@ from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
 from autotune.families.estimate import estimate_columns
 from autotune.records import Record, Store
 from autotune.space.space import Config, Space, families
-from autotune.tuning.prediction import Prediction, prediction
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.tuning.prediction import Prediction
 
 Served = Literal["exact", "predicted"]
 
@@ -150,6 +152,8 @@ class Choices:
     @cached_property
     def prediction(self) -> Prediction:
         """What the model expects to be fastest."""
+        from autotune.tuning.prediction import prediction  # 10 ms, which an exact record does not need
+
         return prediction(self.problem, self.device, self.spaces, self._store)
 
     def _looked_up(self) -> tuple[list[list[Choice]], list[str]]:
