@@ -354,3 +354,15 @@ def test_a_held_lock_is_waited_for_with_a_word_and_not_for_ever(tmp_path, monkey
         store.write(made(CUBE, ms=40.0))
     os.close(holder)
     store.write(made(CUBE, ms=40.0))
+
+
+def test_a_warning_of_a_command_is_one_line_and_a_broken_file_stays(run, tmp_path):
+    path = Store().path(H200, "sgemm", CUBE)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema": 3, "\x1b[2J": ')
+    code, out, err = run("emit", *SIZE, "--target", "h200")
+    assert code == 0
+    assert out.startswith("// sgemm")
+    assert err.startswith(f"autotune: record ignored: {path}: not JSON")
+    assert (err.count("\n"), "\x1b" in err) == (1, False)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -91,6 +92,10 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _one_line(message: Warning | str, *where: object, **more: object) -> None:
+    click.echo(f"autotune: {printable(str(message))}", err=True)
+
+
 def main() -> None:
     """Run the command line; an error is one line on stderr.
 
@@ -105,7 +110,8 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN  # such as in a background job: it is meant to go on
     }
     try:
-        with escaped_streams():
+        with escaped_streams(), warnings.catch_warnings():
+            warnings.showwarning = _one_line
             status = _run("--debug" in sys.argv)
     finally:
         for number, handler in handlers.items():

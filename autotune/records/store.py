@@ -400,9 +400,13 @@ def _files(root: Path, pattern: str, refused: Callable[[RecordError], None]) -> 
     def listed(folder: Path) -> list[str]:
         try:
             return sorted(os.listdir(folder))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         except OSError as error:
+            if (
+                isinstance(error, NotADirectoryError) and folder != root
+            ):  # a file beside the folders of devices
+                return []
             if folder.parent not in closed:
                 refused(RecordError(f"{folder} cannot be read: {error.strerror}"))
             closed.add(folder)
