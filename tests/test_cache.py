@@ -17,7 +17,7 @@ from autotune.space.space import Space
 from autotune.values.device import named_device
 
 CACHE = Path(__file__).resolve().parents[1] / "cache"
-FILES = sorted(CACHE.glob("*/*.json"))
+FILES = sorted(CACHE.glob("*/*_f32_*.json"))
 
 
 def test_there_are_records_of_the_h200():

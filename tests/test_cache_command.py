@@ -32,7 +32,7 @@ def root(tmp_path, monkeypatch):
     return root
 
 
-SHIPPED = len(list(data_dir("cache").glob("*/*.json")))
+SHIPPED = len(list(data_dir("cache").glob("*/*_f32_*.json")))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from autotune.values.limits import Limit
 from autotune.values.problem import Problem
 
 FILE = Path(records.__file__).with_name("record.schema.json")
-SHIPPED = sorted(data_dir("cache").glob("*/*.json"))
+SHIPPED = sorted(data_dir("cache").glob("*/*_f32_*.json"))
 PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
 PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
 ABOUT = {
