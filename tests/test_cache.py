@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from made_records import H200, SGEMM, fitted, made
 
 from autotune import records
 from autotune.code.render import render
@@ -15,6 +16,7 @@ from autotune.kernel.choices import Choices
 from autotune.records import Store
 from autotune.space.space import Space
 from autotune.values.device import named_device
+from autotune.values.problem import Problem
 
 CACHE = Path(__file__).resolve().parents[1] / "cache"
 FILES = sorted(CACHE.glob("*/*_f32_*.json"))
@@ -46,6 +48,22 @@ def test_every_committed_record_serves_without_a_warning(monkeypatch):
         binary = SimpleNamespace(nvrtc=record.toolchain.nvrtc)
         assert list(best._differences(choice, binary, SimpleNamespace(ordinal=0))) == []
     assert len(FILES) >= 37
+
+
+def test_other_machine_code_of_the_same_text_is_told(tmp_path, monkeypatch):
+    problem = Problem(200, 136, 72)
+    record = made(problem, machine_code_digest="a" * 64, others=[fitted(problem, "small_block")])
+    store = Store(tmp_path)
+    store.write(record)
+    monkeypatch.setattr(best, "driver_version", lambda: record.toolchain.driver)
+    winner, other = list(Choices(problem, H200, store, spaces=[SGEMM]).exact())
+    on_a_gpu = SimpleNamespace(ordinal=0)
+    for digest, count in (("a" * 64, 0), ("b" * 64, 1)):
+        binary = SimpleNamespace(nvrtc=record.toolchain.nvrtc, digest=digest)
+        told = list(best._differences(winner, binary, on_a_gpu))
+        assert len(told) == count
+        assert all("NVRTC made other machine code of the same text" in line for line in told)
+        assert list(best._differences(other, binary, on_a_gpu)) == []  # the digest is the winner's
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

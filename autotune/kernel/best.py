@@ -255,7 +255,8 @@ def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[s
         nvrtc=binary.nvrtc,
         driver=driver_version(),
     )
-    if not changed and choice.record.machine_code_digest not in (None, binary.digest):
+    digest = choice.record.machine_code_digest if choice.config == choice.record.config else None
+    if not changed and digest is not None and digest != binary.digest:
         changed = ["NVRTC made other machine code of the same text"]
     for change in changed:  # the same words for every record, so that they are said once
         yield f"records were measured under other circumstances: {change}; 'autotune cache verify' times anew"
