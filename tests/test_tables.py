@@ -110,3 +110,11 @@ def test_commands_fit_their_tables_to_the_terminal(monkeypatch, capsys, columns,
     assert len(lines) > 3
     assert all(len(line) <= columns for line in lines)
     assert "..." not in "".join(lines)
+
+
+def test_paragraphs_of_the_ladder_fit_the_terminal(monkeypatch, capsys):
+    from autotune.cli.ladder import _paragraph
+
+    monkeypatch.setenv("COLUMNS", "60")
+    _paragraph("some words " * 30)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60

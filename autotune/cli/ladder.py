@@ -18,6 +18,7 @@ from autotune.cli.options import (
     svg_option,
     target_options,
 )
+from autotune.cli.tables import Table, terminal_width
 from autotune.errors import DeviceError
 from autotune.paths import write_file
 from autotune.values.problem import Problem
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from autotune.records import Store
     from autotune.report.ladder import Ladder
 
-WIDTH = 110
+WIDTH = 110  # columns of a paragraph at most
 
 
 @click.command()
@@ -78,8 +79,6 @@ def command(
 
 def show(ladder: Ladder) -> None:
     """Print the table, and below it what each step changed and why one is slower than the one before."""
-    from autotune.cli.tables import Table
-
     title = f"{ladder.problem} on {ladder.device.name}"
     if ladder.cublas is not None:
         title += f"; cuBLAS {ladder.cublas.median_ms:.4g} ms"
@@ -129,7 +128,8 @@ def show(ladder: Ladder) -> None:
 
 
 def _paragraph(text: str) -> None:
-    click.echo(textwrap.fill(text, WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False))
+    width = min(WIDTH, terminal_width() or WIDTH)
+    click.echo(textwrap.fill(text, width, subsequent_indent=" " * 4, break_on_hyphens=False))
 
 
 def _number(value: float | None, form: str) -> str:
