@@ -106,7 +106,7 @@ def list_command(store: Store, as_json: bool) -> None:
 
 
 def _state(entry: Entry, store: Store) -> str:
-    """Say in a word or two whether a record can serve."""
+    """Return in a word or two whether a record can serve."""
     from autotune.tuning.audit import staleness
 
     words = ["shipped"] if entry.shipped else ["imported"] if entry.record.imported else []
@@ -217,7 +217,7 @@ def verify_command(
 
 
 def _read_only(entry: Entry, store: Store) -> tuple[str, str]:
-    """Say what holds of a record whose GPU is not here."""
+    """Return what holds of a record whose GPU is not here."""
     from autotune.tuning.audit import staleness
 
     why = staleness(entry.record, store.depot)

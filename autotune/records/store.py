@@ -373,7 +373,7 @@ def _named(root: object) -> Path:
 
 
 def _homes(device: Device | RecordedDevice) -> tuple[str, str]:
-    """Name the folders that may hold what is of a device: its name alone, and with its number of SMs."""
+    """Return the folders that may hold what is of a device: its name alone, and with its SM count."""
     return device.slug, f"{device.slug}_{device.sm_count}SM"
 
 

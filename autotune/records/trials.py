@@ -1,4 +1,4 @@
-"""Turns what happens in a search into lines of a log beside its record, and such a log back into trials.
+"""`TrialLog`: what happens in a search, line by line in a file beside its record, and how that is read back.
 
 A log holds a `TrialHeader`, then one JSON object a line, of schema 2:
 
@@ -80,7 +80,7 @@ class TrialHeader:
         return same_build(other.nvrtc, self.nvrtc) and replace(other, nvrtc=self.nvrtc) == self
 
     def differences(self, other: TrialHeader) -> str:
-        """Say in what another header differs from this one; "" when it does not."""
+        """Return in what another header differs from this one; "" when it does not."""
         named = {"space_digest": "search space", "template_digest": "template", "nvrtc": "NVRTC"}
         told = []
         for field in fields(self):
@@ -98,7 +98,7 @@ class TrialHeader:
 
 
 def trials_path(record_path: Path) -> Path:
-    """Name the log of a record: x.json to x.trials.jsonl."""
+    """Return the path of the log of a record: x.json to x.trials.jsonl."""
     return record_path.with_suffix(".trials.jsonl")
 
 
@@ -114,7 +114,7 @@ class Run:
         self.began = time.monotonic() if began is None else began
 
     def stamp(self) -> dict[str, Any]:
-        """Say which run it is, and when now is."""
+        """Return which run it is, and the time now."""
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         return {"run": self.token, "at": at, "s": round(time.monotonic() - self.began, 3)}
 
@@ -351,7 +351,7 @@ def deaths(logs: Sequence[Iterable[Line]], alive: Collection[str] = ()) -> Count
 
 
 def _migrated(value: object) -> object:
-    """Give the header of schema 1 what it did not say."""
+    """Return a header of schema 1 with what it did not say."""
     if not (isinstance(value, dict) and value.get("schema") == 1):
         return value
     return {"driver": None, "flags": [], "l2": "warm", **value}

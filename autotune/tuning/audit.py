@@ -1,4 +1,4 @@
-"""Turns a stored record into what holds of it on this machine today: proved and timed anew, unsearched."""
+"""`audit`: a stored record proved and timed again on this machine, without a search."""
 
 from __future__ import annotations
 
