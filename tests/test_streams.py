@@ -132,3 +132,24 @@ def test_what_an_encoding_lacks_is_written_as_an_escape(tmp_path):
         del os.environ["PYTHONIOENCODING"]
     assert (status, err) == (0, "")
     assert r"mine: a \u2192 b" in out
+
+
+@pytest.mark.parametrize("words", ["", "cache", "cache list"])
+def test_an_answer_that_cannot_be_written_is_one_line(tmp_path, words):
+    status, _, err = shell(f"{words} >/dev/full", tmp_path)
+    assert (status, err) == (
+        1,
+        "autotune: standard output: cannot be written (No space left on device)\n",
+    )
+
+
+def test_an_answer_that_nobody_reads_ends_without_a_word(tmp_path):
+    status, _, err = python("-m autotune cache > >(exec true)", tmp_path, shell="/bin/bash")
+    assert (status in (0, 1), err) == (True, "")
+
+
+@pytest.mark.parametrize("where", ["/dev/full", ">(exec true)"])
+def test_what_is_said_beside_an_answer_may_be_lost(tmp_path, where):
+    words = f"-m autotune cache path --cache records 2> {where}"
+    status, out, _ = python(words, tmp_path, shell="/bin/bash")
+    assert (status, out) == (0, "records\n")

@@ -122,15 +122,12 @@ def main() -> None:
 def _run(debug: bool) -> int:
     """Run the command that the words name; return the exit code."""
     try:
-        status = cli.main(standalone_mode=False, prog_name="autotune")
+        status = _answered()
         sys.stdout.flush()
         if not status and lost_output():
             say("autotune: standard output is closed: what was written there is lost")
             return 1
         return status if isinstance(status, int) else 0
-    except _HELP_ASKED as error:  # a group without a command, as `autotune` alone
-        click.echo(error.format_message())
-        return 0
     except click.ClickException as error:
         words = " ".join(error.format_message().split()).removesuffix(".")
         context = getattr(error, "ctx", None)
@@ -149,6 +146,15 @@ def _run(debug: bool) -> int:
             raise
         say(f"autotune: {_line(error)}")
         return error.exit_code if isinstance(error, AutotuneError) else 1
+
+
+def _answered() -> object:
+    """Run the command that the words name, or print the help of a group without one; return its status."""
+    try:
+        return cli.main(standalone_mode=False, prog_name="autotune")
+    except _HELP_ASKED as error:
+        click.echo(error.format_message())
+        return 0
 
 
 def _line(error: Exception) -> str:

@@ -50,7 +50,7 @@ def escaped_streams() -> Iterator[None]:
     for stream in before:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.stdout, sys.stderr = _Escaped(before[0], "standard output"), _Escaped(before[1], "standard error")
+    sys.stdout, sys.stderr = _Escaped(before[0]), _EscapedTalk(before[1])
     try:
         yield
     finally:
@@ -80,9 +80,8 @@ class _Escaped:
     Where it cannot write, the error names it.
     """
 
-    def __init__(self, stream: Any, name: str) -> None:
+    def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self._name = name
 
     def write(self, text: str) -> int:
         shown = text
@@ -103,7 +102,7 @@ class _Escaped:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OSError(error.errno, f"cannot be written ({error.strerror})", self._name) from error
+            raise OSError(error.errno, f"cannot be written ({error.strerror})", "standard output") from error
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -111,6 +110,15 @@ class _Escaped:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+class _EscapedTalk(_Escaped):
+    """Standard error, whose reader or disk may be gone: what is said there ends no command."""
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        with suppress(OSError):
+            yield
 
 
 def say(line: str) -> None:
