@@ -34,6 +34,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
         config, "workerinput"
     ):  # one of the two: options that were set here do not reach it by themselves
         option.markexpr = config.workerinput["markexpr"]
+        os.environ.pop("COLUMNS", None)  # which pytest-xdist sets, and tables obey
         return (yield)
     whole = (
         config.args_source is pytest.Config.ArgsSource.TESTPATHS
