@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from types import SimpleNamespace
 from typing import ClassVar
@@ -10,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.cuda import CudaLaunch, driver_version
+from autotune.kernel.cuda import CudaLaunch, CudaMachine, driver_version
 
 GEOMETRY = (1000, 7, 1, 1, 32, 4, 1, 49152)
 
@@ -230,7 +231,6 @@ def test_a_fault_of_the_process_is_not_said_of_the_kernel(monkeypatch):
 
 def test_a_captured_stream_is_refused_before_anything_is_asked_of_it(monkeypatch):
     pytest.importorskip("cupy")
-    from autotune.kernel.cuda import CudaMachine
 
     machine = object.__new__(CudaMachine)
     machine.ordinal = 0
@@ -249,3 +249,27 @@ def test_arrays_of_a_graph_are_kept_by_whoever_keeps_the_graph(monkeypatch):
     library = DLPackLibrary()
     library.hold([object()], 0, 7)
     assert not library._held
+
+
+def test_a_capture_is_seen_on_the_current_stream_of_each_library(monkeypatch):
+    machine = object.__new__(CudaMachine)
+    machine.ordinal, machine.current_stream = 0, lambda ordinal: SimpleNamespace(ptr=5)
+    captured = set()
+    runtime = SimpleNamespace(streamIsCapturing=lambda stream: stream in captured)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert not machine.capturing(None)
+    captured.add(5)
+    assert machine.capturing(None)
+    assert not machine.capturing(0)  # the default stream is never captured
+    assert not machine.capturing(7)
+    captured.clear()
+    captured.add(9)
+    assert not machine.capturing(None)
+    torch = SimpleNamespace(
+        is_initialized=lambda: True, current_stream=lambda ordinal: SimpleNamespace(cuda_stream=9)
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=torch))
+    assert machine.capturing(None)
+    assert machine.capturing(9)

@@ -80,7 +80,7 @@ def _list(found: list[Record]) -> None:
             f"{record.timing.median_ms:.5g}" if record.timing else "-",
             f"{record.gflops / 1000:.2f}" if record.gflops else "-",
             f"{record.vs_cublas:.3f}" if record.vs_cublas else "-",
-            f"{record.search.seen} of {record.search.legal}",
+            record.search.extent,
             record.created[:10],
         )
     table.echo()

@@ -223,7 +223,7 @@ def _cells(tuned: Tuned) -> list[str]:
         f"{record.gflops / 1000:.2f}",
         "-" if record.vs_cublas is None else f"{record.vs_cublas:.3f}",
         record.family,
-        f"{record.search.seen} of {record.search.legal}",
+        record.search.extent,
         f"{tuned.seconds:.1f}",
         ", ".join(marks),
         "",
@@ -281,7 +281,7 @@ def summary(record: Record, space: str | None = None) -> str:
     ]
     found = [
         f"  verified  relative error {verified.error:.2g} (bound {verified.bound:.2g}): {verified.inputs}",
-        f"  search    {search.strategy}, {search.seen} of {search.legal} candidates{earlier} "
+        f"  search    {search.strategy}, {search.extent} candidates{earlier} "
         f"in {search.seconds:.1f} s ({rate:.1f} per second): {counts(search.outcomes)}",
     ]
     stages = [f"{search.stages_s[name]:.1f} {name}" for name in STAGES if name in search.stages_s]

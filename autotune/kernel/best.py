@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
 
 from autotune import records
 from autotune.code.compiler import Binary
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from autotune.tuning.budget import Budget
 
 Policy = Literal["any", "exact"]
+Tune = bool | Literal["quick"]
+QUICK: Literal["quick"] = "quick"
+TUNE_VARIABLE = "AUTOTUNE_TUNE"
 SIMULATOR = "simulator"
 
 _told: dict[str, object] = {}
@@ -42,7 +49,7 @@ def best_kernel(
     check_finite: bool = False,
     device: int | str | None = None,
     policy: Policy = "any",
-    tune: bool = False,
+    tune: Tune | None = None,
     budget: Budget | str | int = "60s",
     space: Space | str | Path | None = None,
     root: Path | str | None = None,
@@ -66,15 +73,19 @@ def best_kernel(
         device: CUDA ordinal of a GPU; CuPy's current one when not given. "simulator" runs the kernel on NumPy
             arrays on the CPU, as an H200 would; "simulator:a100" as another GPU of the table.
         policy: "any" allows substitutes; "exact" only a record of this very problem and device.
-        tune: Search now if there is no such record; with math "any", for each math that has none.
-        budget: Of that search, as for `autotune.tune`; with math "any" a time for all searches together.
+        tune: True: search now if there is no such record; with math "any", for each math that has none.
+            "quick": then compile the few points that the model expects to be fastest and time them in a child
+            process, within seconds; what is predicted serves while a stream is captured, and where that
+            fails. None: what the environment variable ``AUTOTUNE_TUNE`` says, "quick" or nothing.
+        budget: Of a search that is not quick, as for `autotune.tune`; with math "any" a time for all
+            searches together.
         space: The family to look at: a `Space`, a built-in family's name, or the path of a space file of your
             own; all built-in ones when not given.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
 
     Raises:
         ProblemError: The problem is out of range.
-        UsageError: The policy or device is unknown, or no kernel family computes the problem.
+        UsageError: The policy, device or ``tune`` is unknown, or no kernel family computes the problem.
         DeviceError: No usable GPU.
         RecordMissing: The policy is "exact" and no record serves; the message names the command to run.
         ToolchainError: Nothing could be compiled.
@@ -88,8 +99,9 @@ def best_kernel(
     """
     machine, store, spaces = machine_of(device), Store(root), None if space is None else [Space.of(space)]
     problems = [Problem(m, n, k, layout, beta, each) for each in asked_maths(math)]  # type: ignore[arg-type]
+    tune = asked_tune(tune, machine)
     if tune:
-        _tune(problems, machine, budget, spaces, store)
+        search_missing(problems, machine, store, tune=tune, budget=budget, spaces=spaces)
     problem = problems[0] if len(problems) == 1 else _fastest(problems, machine, policy, spaces, store)
     strict = None
     if check_finite and problem.math != MATHS[0]:
@@ -162,33 +174,84 @@ def load(
     raise RecordMissing(f"{choices.missing()}: run '{choices.command}', or pass tune=True or policy='any'")
 
 
-def _tune(
+def asked_tune(tune: object, machine: Machine) -> Tune:
+    """Return how to search where there is no record: as the caller says, else as the environment does.
+
+    Raises:
+        UsageError: Either says what is unknown, or the caller asks for a search in the simulator.
+    """
+    if tune is not None:
+        if not (isinstance(tune, bool | np.bool_) or (isinstance(tune, str) and tune == QUICK)):
+            raise UsageError(f"tune {tune!r:.60} is unknown: give True, False, 'quick', or None")
+        if tune and machine.ordinal is None:
+            raise UsageError(
+                f"nothing is tuned in the simulator: leave out tune={tune!r}, or run 'autotune tune'"
+            )
+        return QUICK if isinstance(tune, str) else bool(tune)
+    told = os.environ.get(TUNE_VARIABLE, "")
+    if told not in ("", QUICK):
+        raise UsageError(f"{TUNE_VARIABLE}={told!r:.60} is unknown: set it to quick, or unset it")
+    return QUICK if told and machine.ordinal is not None else False
+
+
+def search_missing(
     problems: Sequence[Problem],
     machine: Machine,
-    budget: Budget | str | int,
-    spaces: Sequence[Space] | None,
     store: Store,
+    *,
+    tune: Tune = True,
+    budget: Budget | str | int = "60s",
+    spaces: Sequence[Space] | None = None,
+    stream: int | None = None,
 ) -> None:
-    """Search for those problems that have no exact record."""
-    if machine.ordinal is None:
-        raise UsageError("nothing is tuned in the simulator: leave out tune=True, or run 'autotune tune'")
+    """Search on a GPU for those problems that have no exact record, as `best_kernel` does.
+
+    Args:
+        problems: In one math each.
+        machine: The GPU.
+        store: Of the records.
+        tune: How.
+        budget: Of a search that is not quick.
+        spaces: The family to look at; all built-in ones when not given.
+        stream: What is quick waits for no stream that is captured; None for the current ones.
+    """
+    assert machine.ordinal is not None, "nothing is tuned in the simulator"
+
+    def lacks(problem: Problem) -> bool:
+        return next(Choices(problem, machine.device, store, spaces=spaces).exact(), None) is None
+
+    able = problems if len(problems) == 1 else _able(problems, machine, spaces)
+    lacking = [each for each in able if lacks(each)]
+    if not lacking:
+        return
+    space = spaces[0] if spaces else None
+    if tune == QUICK:
+        if machine.capturing(stream):
+            return
+        from autotune.tuning.quick import tune_first
+
+        for problem in lacking:
+            why = tune_first(
+                problem,
+                machine.device,
+                machine.ordinal,
+                store,
+                lacks=partial(lacks, problem),
+                space=space,
+                share=1 / len(lacking),
+            )
+            if why:
+                _tell(f"tune='quick' measured nothing, and what is predicted is served: {why}", QUICK)
+        return
     from autotune.tuning.budget import Budget
     from autotune.tuning.campaign import tune_all
     from autotune.tuning.request import Request
     from autotune.tuning.tuner import run
     from autotune.values.suite import Shape
 
-    able = problems if len(problems) == 1 else _able(problems, machine, spaces)
-    lacking = [
-        each
-        for each in able
-        if next(Choices(each, machine.device, store, spaces=spaces).exact(), None) is None
-    ]
-    if not lacking:
-        return
     request = Request(
         budget=Budget.of(budget),
-        space=spaces[0] if spaces else None,
+        space=space,
         gpus=(machine.ordinal,),
         root=store.root,
     )
@@ -262,8 +325,10 @@ def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[s
         yield f"records were measured under other circumstances: {change}; 'autotune cache verify' times anew"
 
 
-def _tell(message: str) -> None:
-    """Warn, once in a process."""
+def _tell(message: str, kind: str = "") -> None:
+    """Warn, once in a process for each message, or for each kind."""
     mark = object()
-    if _told.setdefault(message, mark) is mark:  # one step, so that no lock is held where a process forks
+    if (
+        _told.setdefault(kind or message, mark) is mark
+    ):  # one step, so that no lock is held where a process forks
         warnings.warn(message, stacklevel=4)

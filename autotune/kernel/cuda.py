@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,6 +78,16 @@ class CudaMachine:
             found = cupy.zeros(1, cupy.float32)
             enqueue(found.data.ptr)
             return float(found.get()[0])
+
+    def capturing(self, stream: int | None) -> bool:
+        """Return whether a stream is being captured; None for the current ones of this thread's libraries."""
+        from cupy.cuda import runtime
+
+        streams = [stream] if stream is not None else [int(self.current_stream(self.ordinal).ptr)]
+        torch = sys.modules.get("torch")
+        if stream is None and torch is not None and torch.cuda.is_initialized():
+            streams.append(int(torch.cuda.current_stream(self.ordinal).cuda_stream))
+        return any(is_capturing(runtime, each) for each in streams)
 
 
 _machines: Once[int, CudaMachine] = Once()

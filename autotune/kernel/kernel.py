@@ -75,6 +75,9 @@ class Machine(Protocol):
     def answer(self, enqueue: Callable[[int], None], stream: int) -> float:
         """Wait for the float that a launch on a stream writes, given its address; 0 where it writes none."""
 
+    def capturing(self, stream: int | None) -> bool:
+        """Return whether a stream is being captured; None for the current ones of this thread's libraries."""
+
 
 class NoArray:
     """A type that no operand has: a kernel with this ``ndarray`` has no short way."""

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.kernel.best import SIMULATOR, Policy, load, machine_of, require_policy
+from autotune.kernel.best import (
+    QUICK,
+    SIMULATOR,
+    Policy,
+    Tune,
+    asked_tune,
+    load,
+    machine_of,
+    require_policy,
+    search_missing,
+)
 from autotune.kernel.kernel import Kernel, Machine, NoArray, raise_fault
 from autotune.kernel.libraries import take
 from autotune.kernel.once import Once
@@ -15,7 +25,7 @@ from autotune.values.problem import Problem
 
 # For CuPy arrays of these shapes and strides: the kernel, and whether each factor is read as its transpose.
 _short: dict[tuple[Any, ...], tuple[Kernel, bool, bool]] = {}
-_kernels: Once[tuple[Problem, Machine, Policy], Kernel] = Once()
+_kernels: Once[tuple[Problem, Machine, Policy, Tune], Kernel] = Once()
 _ndarray: Any = NoArray  # cupy.ndarray, once one was multiplied
 
 
@@ -30,6 +40,7 @@ def matmul(
     beta: float = 0.0,
     stream: Any = None,
     policy: Policy = "any",
+    tune: Tune | None = None,
     device: str | None = None,
 ) -> Any:
     """Enqueue C = alpha op(A) op(B) + beta C and return C; the first call for a shape loads its kernel.
@@ -47,6 +58,7 @@ def matmul(
         beta: Scalar of C as it was; 0 never reads C.
         stream: A stream, or its handle; the current one of the arrays' library when not given.
         policy: As for `best_kernel`.
+        tune: As for `best_kernel`, at the first call for a problem.
         device: "simulator" or "simulator:NAME" for NumPy arrays; else the GPU is the arrays'.
 
     Raises:
@@ -60,7 +72,7 @@ def matmul(
     array([4., 4., 4., 4., 4., 4.], dtype=float32)
     """
     if type(a) is _ndarray and type(b) is _ndarray and device is None:
-        key = _look(a, b, transpose_a, transpose_b, beta, policy)
+        key = _look(a, b, transpose_a, transpose_b, beta, policy, tune)
         try:
             found = _short.get(key)
         except TypeError:  # an argument is of a type that is refused below
@@ -69,18 +81,18 @@ def matmul(
             kernel, turn_a, turn_b = found
             return kernel(a.T if turn_a else a, b.T if turn_b else b, out, alpha, beta, stream)
     try:
-        return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, device)
+        return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, tune, device)
     except Exception as error:
         raise_fault(error)
         raise
 
 
 def _look(
-    a: Any, b: Any, transpose_a: bool, transpose_b: bool, beta: float, policy: Policy
+    a: Any, b: Any, transpose_a: bool, transpose_b: bool, beta: float, policy: Policy, tune: Tune | None
 ) -> tuple[Any, ...]:
     """Return what of two CuPy arrays decides how they are multiplied."""
     factors = (a.shape, a.strides, b.shape, b.strides, a.data.device_id)
-    return factors, transpose_a, transpose_b, beta == 0.0, policy
+    return factors, transpose_a, transpose_b, beta == 0.0, policy, tune
 
 
 def _matmul(
@@ -93,6 +105,7 @@ def _matmul(
     beta: float,
     stream: Any,
     policy: Policy,
+    tune: Tune | None,
     device: str | None,
 ) -> Any:
     if device is not None and (not isinstance(device, str) or device.partition(":")[0] != SIMULATOR):
@@ -116,15 +129,25 @@ def _matmul(
             f"a is on GPU {taken.a.ordinal} and b on GPU {taken.b.ordinal}: move them to one GPU"
         )
     problem = Problem(m, n, k, layout_a + layout_b, 0 if beta == 0 else 1)  # type: ignore[arg-type]
-    kernel = _kernel(problem, machine or machine_of(taken.a.ordinal), policy)
+    where = machine or machine_of(taken.a.ordinal)
+    how = asked_tune(tune, where)
+    new = how == QUICK and (problem, where, policy, how) not in _kernels.made
+    captured = new and where.capturing(taken.stream)  # this call takes what is predicted ...
+    kernel = _kernel(problem, where, policy, False if captured else how, taken.stream)
     product = kernel.run(taken._replace(a=left, b=right), out, alpha, beta)
-    if machine is None:
-        _remember(kernel, a, b, transpose_a, transpose_b, beta, policy, layout_a, layout_b)
+    if machine is None and not captured:  # ... and the next one may tune
+        _remember(kernel, a, b, transpose_a, transpose_b, beta, policy, tune, layout_a, layout_b)
     return product
 
 
-def _kernel(problem: Problem, machine: Machine, policy: Policy) -> Kernel:
-    return _kernels((problem, machine, policy), lambda: load(problem, machine, Store(), policy=policy))
+def _kernel(problem: Problem, machine: Machine, policy: Policy, tune: Tune, stream: int) -> Kernel:
+    def loaded() -> Kernel:
+        store = Store()
+        if tune:
+            search_missing([problem], machine, store, tune=tune, stream=stream)
+        return load(problem, machine, store, policy=policy)
+
+    return _kernels((problem, machine, policy, tune), loaded)
 
 
 def _remember(
@@ -135,6 +158,7 @@ def _remember(
     transpose_b: bool,
     beta: float,
     policy: Policy,
+    tune: Tune | None,
     layout_a: str,
     layout_b: str,
 ) -> None:
@@ -143,5 +167,5 @@ def _remember(
     if type(a) is not kernel.ndarray or type(b) is not kernel.ndarray:
         return
     _ndarray = kernel.ndarray
-    key = _look(a, b, transpose_a, transpose_b, beta, policy)
+    key = _look(a, b, transpose_a, transpose_b, beta, policy, tune)
     _short[key] = (kernel, (layout_a == "t") != transpose_a, (layout_b == "t") != transpose_b)

@@ -50,6 +50,10 @@ class SimulatedMachine:
         """Turn NumPy arrays into operands: see `autotune.kernel.libraries.take`."""
         return take(a, b, out, stream, host=True)
 
+    def capturing(self, stream: int | None) -> bool:
+        """Return that nothing is captured."""
+        return False
+
     def load(self, source: Source, binary: Binary) -> SimulatedLaunch:
         """Return the kernel as a callable."""
         return SimulatedLaunch(source, binary)

@@ -8,6 +8,8 @@ import os
 import struct
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TELL_S = 2.0  # of waiting, before a word is said
@@ -40,6 +42,47 @@ def take(descriptor: int, path: Path) -> None:
             told = True
             warnings.warn(f"waiting for another process that has locked {path}", stacklevel=4)
         time.sleep(_PAUSE_S)
+
+
+@contextmanager
+def held(path: Path, limit_s: float) -> Iterator[bool]:
+    """Hold a file that is there while somebody holds it; yield False if others hold it for too long.
+
+    Where a file system has no locks, everybody holds it.
+
+    Raises:
+        OSError: It cannot be created.
+    """
+    end = time.monotonic() + limit_s
+    while (file := _tried(path)) is None and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # a process that was forked meanwhile has the file open too
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
+
+
+def _tried(path: Path) -> int | None:
+    """Open and lock a file; None if somebody else holds it, or had it until now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                return None
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    except FileNotFoundError:  # whoever held it has ended, and a file of this name is another one
+        pass
+    os.close(file)
+    return None
 
 
 def live(descriptor: int, token: str) -> None:

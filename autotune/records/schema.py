@@ -130,6 +130,9 @@ class Verification:
             )
 
 
+QUICK: Final = "quick"  # the strategy of a search that measures the first points of the model alone
+
+
 @dataclass(frozen=True)
 class Searched:
     """What the search did.
@@ -140,7 +143,8 @@ class Searched:
         seconds: Wall-clock time of the run's search.
         complete: Every legal candidate has an outcome: a longer search cannot find more.
         seen: Candidates evaluated, those of earlier runs included.
-        legal: Legal candidates there are, of all families.
+        legal: Legal candidates there are, of all families; where the strategy is `QUICK`, those that were to
+            be measured: it does not list the others.
         outcomes: Candidates by what became of them: "measured" (or "estimated") and the rejection kinds.
         seed: Of its random choices.
         resumed: Candidates among the seen whose outcome came from the log of earlier runs, or from other
@@ -169,6 +173,11 @@ class Searched:
             raise RecordError(f"unknown outcome {unknown[0]!r}: expected one of {', '.join(OUTCOMES)}")
         object.__setattr__(self, "outcomes", ReadOnly(self.outcomes))
         object.__setattr__(self, "stages_s", ReadOnly(self.stages_s))
+
+    @property
+    def extent(self) -> str:
+        """How many candidates were seen, and of how many."""
+        return f"{self.seen} of {'the first ' * (self.strategy == QUICK)}{self.legal}"
 
 
 @dataclass(frozen=True)

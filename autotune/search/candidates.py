@@ -44,6 +44,12 @@ class Family:
 class Candidates:
     """Every legal config of several families, numbered from 0; the families keep their order.
 
+    Args:
+        spaces: The families.
+        problem: What every candidate computes.
+        device: Where.
+        only: For each space the legal configs that are candidates, in place of all: then none is listed.
+
     Attributes:
         problem: What every candidate computes.
         device: Where.
@@ -54,16 +60,24 @@ class Candidates:
         SpaceError: No space has a legal config, or none was given, or one computes another math.
     """
 
-    def __init__(self, spaces: Sequence[Space], problem: Problem, device: Device) -> None:
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        problem: Problem,
+        device: Device,
+        only: Sequence[Sequence[Config]] | None = None,
+    ) -> None:
         self.problem = problem
         self.device = device
         self.without: list[str] = []
         found: list[Family] = []
         count = 0
-        for space in spaces:
+        for place, space in enumerate(spaces):
             space.require_math(problem)  # its record would say what it is not
+            if only is not None and not only[place]:
+                continue
             try:
-                legal = space.enumerate(problem, device)
+                legal = space.enumerate(problem, device) if only is None else space.points(only[place])
             except SpaceError as error:
                 if len(spaces) == 1:
                     raise
@@ -94,6 +108,12 @@ class Candidates:
         """Return the choices of a candidate."""
         position, point = self.place(number)
         return self.families[position].legal.config(point)
+
+    def number(self, space: Space, config: Mapping[str, Value]) -> int:
+        """Return the number of a candidate, which there must be."""
+        family = next(each for each in self.families if each.space is space)
+        (number,) = family.numbers([family.legal.index(config)])
+        return number
 
     def source(self, number: int) -> Source:
         """Render a candidate.

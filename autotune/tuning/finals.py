@@ -21,6 +21,7 @@ from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 
 TIMEOUT_S = 30.0
 FINALISTS = 8
+QUICK_FINALISTS = 2  # of a quick search, whose caller waits: each costs a full check and a tenth of a second
 NAMED = 3  # of those that failed, where none passed
 MORE = 4  # times as many follow, where all before failed their full check
 GIVEN_UP = 1.005  # what the choice among finalists that cannot be told apart may cost
@@ -72,6 +73,7 @@ def hold(
     gpu: GpuWorker,
     logs: Sequence[TrialLog],
     progress: Progress,
+    most: int = FINALISTS,
 ) -> Standing:
     """Check the finalists in full and time them in turns; if none passes, those behind them.
 
@@ -82,6 +84,7 @@ def hold(
         gpu: Where.
         logs: One for each family.
         progress: Of the run.
+        most: Finalists at a time, beside the stored winners.
 
     Raises:
         TuningError: Nothing was measured, or nothing passed.
@@ -90,7 +93,7 @@ def hold(
     if not pipeline.trials:
         gpu.ready()  # raises what kept it from measuring, if that is why
     failed: list[str] = []
-    for chosen in finalists(pipeline, defended, progress):
+    for chosen in finalists(pipeline, defended, progress, most):
         built: dict[int, Built] = {}
         for number, each in pipeline.build(chosen).items():
             if each.code not in {other.code for other in built.values()}:
@@ -112,7 +115,9 @@ def hold(
     raise TuningError(f"no finalist passed the full verification: {'; '.join(failed[:NAMED])}{more}")
 
 
-def finalists(pipeline: Pipeline, defended: Collection[int], progress: Progress) -> Iterator[list[int]]:
+def finalists(
+    pipeline: Pipeline, defended: Collection[int], progress: Progress, most: int = FINALISTS
+) -> Iterator[list[int]]:
     """Yield the fastest of distinct code with the stored winners, then, on request, those behind them.
 
     Raises:
@@ -121,7 +126,7 @@ def finalists(pipeline: Pipeline, defended: Collection[int], progress: Progress)
     order, trials = pipeline.fastest(), pipeline.trials
     if not order:
         raise TuningError(progress.nothing_usable())
-    first = order[:FINALISTS]
+    first = order[:most]
     codes = {trials[number].code for number in first}
     first += [
         number
@@ -130,8 +135,8 @@ def finalists(pipeline: Pipeline, defended: Collection[int], progress: Progress)
     ]
     yield first
     rest = [number for number in order if number not in first]
-    for begin in range(0, min(len(rest), MORE * FINALISTS), FINALISTS):
-        yield rest[begin : begin + FINALISTS]
+    for begin in range(0, min(len(rest), MORE * most), most):
+        yield rest[begin : begin + most]
 
 
 def ranked(finals: Finals, built: Mapping[int, Built], defended: Collection[int]) -> list[int]:

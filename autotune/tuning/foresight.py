@@ -8,7 +8,7 @@ where it knows none, presets come first and their order is the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import zip_longest
@@ -23,6 +23,7 @@ from autotune.measure.proof import prove
 from autotune.records import Store, compose
 from autotune.records.trials import Run, TrialLog
 from autotune.search.candidates import Candidates
+from autotune.search.queue import Queue
 from autotune.space.space import Space, families
 from autotune.tuning.built import Built
 from autotune.tuning.pipeline import Pipeline
@@ -91,7 +92,7 @@ def foresee(problem: Problem, device: Device, request: Request) -> records.Recor
             opened.enter_context(log)
         pool = opened.enter_context(request.compilers())
         past = Past.read(candidates, logs, required=request.resume is True)
-        queue, model = _Queue([*first, *ordered(candidates, seed)]), _Model(candidates, len(past.trials))
+        queue, model = Queue([*first, *ordered(candidates, seed)]), _Model(candidates, len(past.trials))
         pipeline = Pipeline(candidates, queue, pool, [model], logs, progress, watch)
         for log in logs:
             log.event("begin", strategy=STRATEGY, seed=seed, budget=str(request.budget))
@@ -148,27 +149,6 @@ def _better(record: records.Record, candidates: Candidates, store: Store) -> rec
     except (ConfigError, SpaceError):  # a family of the user's own, or one that changed
         pass
     return None
-
-
-class _Queue:
-    """Proposes points in a given order."""
-
-    def __init__(self, points: Iterable[int]) -> None:
-        self.asked = 0
-        self._taken: set[int] = set()
-        self._points = iter(dict.fromkeys(points))
-
-    def ask(self) -> int | None:
-        point = next((each for each in self._points if each not in self._taken), None)
-        self.asked += point is not None
-        return point
-
-    def take(self, index: int) -> None:
-        self.asked += 1
-        self._taken.add(index)
-
-    def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
-        return
 
 
 class _Model:

@@ -11,13 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from autotune.code.render import template_digest
-from autotune.errors import RecordError
+from autotune.errors import ConfigError, RecordError, SpaceError
 from autotune.model.correction import Correction
 from autotune.records import Filed, Record, Store
 from autotune.records.learned import (
@@ -69,6 +70,27 @@ def prediction(problem: Problem, device: Device, spaces: Sequence[Space], store:
         record = None if place is None else _looked_at(store, near[place])
         points.append((Predicted(by_family[family], Config(config), ms, estimate_ms), record))
     return Prediction(tuple(points), found["note"])
+
+
+def first_points(
+    problem: Problem, device: Device, spaces: Sequence[Space], store: Store, most: int
+) -> list[tuple[Space, Config]]:
+    """List the points that are worth measuring first: what is predicted; where nothing is, the presets."""
+    found = [
+        (point.space, point.config) for point, _ in prediction(problem, device, spaces, store).points[:most]
+    ]
+    return found or _presets(problem, device, spaces)[:most]
+
+
+def _presets(problem: Problem, device: Device, spaces: Sequence[Space]) -> list[tuple[Space, Config]]:
+    found: dict[tuple[str, Config], tuple[Space, Config]] = {}
+    for space in spaces:
+        for preset in space.presets.values():
+            with suppress(ConfigError, SpaceError):  # it does not fit, or has a value that is not searched
+                config = space.fitted(preset, problem, device)
+                space.points([config])
+                found.setdefault((space.family, config), (space, config))
+    return list(found.values())
 
 
 def distance(one: Problem, other: Problem) -> float:

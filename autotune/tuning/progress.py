@@ -28,6 +28,7 @@ class Progress:
         budget: As asked for.
         device: Where; None until it is known.
         legal: Candidates there are.
+        partial: They are only a part of the legal ones.
         outcomes: Evaluated candidates by outcome: "measured", "estimated" or a rejection kind.
         examples: For each rejection kind the first candidate and why.
         best: Fastest verified candidate, or the best by estimate.
@@ -45,6 +46,7 @@ class Progress:
     budget: Budget
     device: Device | None = None
     legal: int = 0
+    partial: bool = False
     outcomes: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     best: Trial | None = None
@@ -94,7 +96,7 @@ class Progress:
             strategy=strategy,
             budget=self.budget.evaluations or str(self.budget),
             seconds=self.seconds,
-            complete=self.seen == self.legal,
+            complete=self.seen == self.legal and not self.partial,
             seen=self.seen,
             legal=self.legal,
             outcomes={kind: count for kind, count in self.outcomes.items() if count},

@@ -27,6 +27,8 @@ class Request:
 
     Attributes:
         target: A GPU that is not here: its kernel is chosen by estimate, and nothing is measured.
+        first: Measure no more than so many points, those that the model expects to be fastest; None for a
+            search of the whole list.
 
     Raises:
         UsageError: The strategy, seed, GPUs or number of compilers is wrong, or a study has no storage.
@@ -39,6 +41,7 @@ class Request:
     strategy: Any = DEFAULT
     gpus: Sequence[int] = (0,)
     target: Device | None = None
+    first: int | None = None
     workers: int | None = None
     cold: bool = False
     resume: bool | None = None
@@ -70,7 +73,7 @@ class Request:
 
     def progress(self, problem: Problem) -> Progress:
         """Return the progress of a search that begins now, or began with its command."""
-        progress = Progress(problem, self.budget)
+        progress = Progress(problem, self.budget, partial=self.first is not None)
         if self.began is not None:
             progress.began = self.began
         return progress

@@ -12,14 +12,17 @@ from typing import Any, Protocol, runtime_checkable
 from autotune import records
 from autotune.errors import DeviceError, UsageError
 from autotune.measure.worker import GpuWorker
+from autotune.records.schema import QUICK
 from autotune.records.trials import Run, TrialLog
 from autotune.search import DEFAULT, Search, strategy_name
 from autotune.search.candidates import Candidates
 from autotune.search.contest import Contest, FamilySearch
-from autotune.space.space import Space, families
+from autotune.search.queue import Queue
+from autotune.space.space import Config, Space, families
 from autotune.tuning.budget import Budget
-from autotune.tuning.finals import hold, store
-from autotune.tuning.pipeline import Pipeline
+from autotune.tuning.finals import FINALISTS, QUICK_FINALISTS, hold, store
+from autotune.tuning.pipeline import Pipeline, Proposer
+from autotune.tuning.prediction import first_points
 from autotune.tuning.progress import Progress, Watcher
 from autotune.tuning.request import Request, ordinals_of
 from autotune.tuning.resume import Past, Stored, firsts, logs_of
@@ -141,7 +144,8 @@ class Workshop:
                 for ordinal in self._ordinals
             ]
             self.pool = opening.enter_context(request.compilers())
-            for name in ("optuna", "jinja2"):  # half a second, while they start
+            needed = ("jinja2",) if request.first is not None else ("optuna", "jinja2")
+            for name in needed:  # half a second, while they start
                 import_module(name)
             self._open = opening.pop_all()
 
@@ -206,7 +210,13 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         if why := device.shortage(problem):
             raise DeviceError(why)
         spaces = families(problem, device) if request.space is None else [request.space]
-        candidates = Candidates(spaces, problem, device)
+        order: list[tuple[Space, Config]] = []
+        if request.first is None:
+            candidates = Candidates(spaces, problem, device)
+        else:
+            order = first_points(problem, device, spaces, kept, request.first)
+            own = [[config for space, config in order if space is each] for each in spaces]
+            candidates = Candidates(spaces, problem, device, own)
         progress.legal = len(candidates)
         progress.notes += [f"left out: {why}" for why in candidates.without]
 
@@ -215,15 +225,20 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
             opened.enter_context(log)
         stored = Stored.find(candidates, kept)
         past = Past.read(candidates, logs, required=request.resume is True)
-        begins = firsts(candidates, stored, past, kept)
-        searches = _searches(candidates, begins, logs, request, progress, opened)
-        starts = [
-            len(set(family.numbers(first)) - set(past.trials))
-            for family, first in zip(candidates.families, begins, strict=True)
-        ]
-        contest = Contest(candidates, searches, starts)
-        pipeline = Pipeline(candidates, contest, shop.pool, shop.gpus, logs, progress, watch)
-        strategy = strategy_name(request.strategy)
+        searches: list[FamilySearch] = []
+        proposer: Proposer
+        if request.first is None:
+            begins = firsts(candidates, stored, past, kept)
+            searches = _searches(candidates, begins, logs, request, progress, opened)
+            starts = [
+                len(set(family.numbers(first)) - set(past.trials))
+                for family, first in zip(candidates.families, begins, strict=True)
+            ]
+            proposer = Contest(candidates, searches, starts)
+        else:
+            proposer = Queue(candidates.number(space, config) for space, config in order)
+        pipeline = Pipeline(candidates, proposer, shop.pool, shop.gpus, logs, progress, watch)
+        strategy = strategy_name(request.strategy) if request.first is None else QUICK
         for log in logs:
             log.event("begin", strategy=strategy, seed=request.seed, budget=str(request.budget))
         pipeline.recall(past.trials)
@@ -235,13 +250,15 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         progress.add("gpu", sum(gpu.busy_s for gpu in shop.gpus) - sum(busy))
         for shared in (each for each in searches if isinstance(each, _Shared)):
             shared.close()  # nobody waits for what was under way here
-        pipeline.adopt(_others(candidates, searches, pipeline))
+        if searches:
+            pipeline.adopt(_others(candidates, searches, pipeline))
         progress.end("search")
 
         progress.stage = "checking the finalists in full and timing them beside cuBLAS"
         watch(progress)
         gpu = shop.gpus[pipeline.working]
-        standing = hold(pipeline, candidates, list(stored.records), gpu, logs, progress)
+        most = FINALISTS if request.first is None else QUICK_FINALISTS
+        standing = hold(pipeline, candidates, list(stored.records), gpu, logs, progress, most)
         facts = standing.facts
         for log in logs:
             log.event("gpu", uuid=facts.uuid, pci_bus_id=facts.pci_bus_id, start_s=dict(facts.start_s))
