@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import stub_bench
 from click.testing import CliRunner
 from made_records import made
 from stub_bench import measured, timing
+from stub_gpu import TOO_LARGE
 
 from autotune.cli import bench as command
 from autotune.code.render import render
@@ -23,6 +26,7 @@ from autotune.measure.worker import GpuWorker
 from autotune.records import Store
 from autotune.report.bench import Failure, Report, Row, bench, geometric_mean
 from autotune.space.space import Space
+from autotune.tuning import quick, tuner
 from autotune.values.device import named_device
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
@@ -455,3 +459,44 @@ def test_nothing_to_time_is_a_failure_that_lists_the_commands(tmp_path, monkeypa
     assert done.exit_code == 1
     assert "autotune tune --m 65 --n 64 --k 64 --beta 1" in done.stdout
     assert "none of 1 shapes could be timed: 1 have no record, 0 failed" in str(done.exception)
+
+
+# -- tuned quickly before ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quickly(monkeypatch, tmp_path):
+    """Quick tuning of one point of each shape, on a stub."""
+    monkeypatch.setenv("STUB_GPU", str(tmp_path / "measured"))
+    monkeypatch.setattr(tuner, "GpuWorker", partial(GpuWorker, service="stub_gpu:serve_hashed"))
+    monkeypatch.setattr(quick, "FIRST", 1)
+    monkeypatch.setattr(quick, "SEARCH_S", 60.0)
+
+
+def test_random_shapes_are_tuned_quickly_in_a_folder_of_their_own(quickly, monkeypatch, tmp_path):
+    words = ["--random", 2, "--quick", "--cache", tmp_path / "records"]
+    done = run_command(*words, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert "2 shapes tuned by tune='quick', against cuBLAS: geometric mean 2.000, worst 2.00" in done.stdout
+    assert re.search(r"; \d+ ms to tune$", done.stdout.rstrip())
+    assert len((tmp_path / "measured").read_text().split()) == 2
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_shape_that_cannot_be_tuned_quickly_is_served_by_prediction(quickly, tmp_path):
+    shapes = [Shape.of(Problem(m, 64, 64)) for m in (TOO_LARGE, 68)]
+    report = bench(shapes, quick=True, root=tmp_path / "records", service=STUB)
+    assert [row.winner.served for row in report.rows] == ["predicted", "exact"]
+    assert report.libraries == ("cublas",)
+    assert all(row.versus("cublas") == 2.0 for row in report.rows)
+
+
+def test_where_nothing_can_be_tuned_quickly_it_is_an_error(quickly, monkeypatch, tmp_path):
+    monkeypatch.setattr(tuner, "GpuWorker", partial(GpuWorker, service="stub_gpu:no_memory"))
+    with pytest.raises(DeviceError, match="needs 2 bytes of device memory and 1 are free"):
+        bench([Shape.of(SMALL)], quick=True, root=tmp_path / "records", service=STUB)
+
+
+def test_only_random_shapes_are_tuned_quickly(monkeypatch):
+    done = run_command("--m", 64, "--n", 64, "--k", 64, "--quick", monkeypatch=monkeypatch)
+    assert str(done.exception) == "--quick tunes random shapes: give --random N too, or run 'autotune tune'"

@@ -44,6 +44,11 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     help="N random shapes, each served as if it had no record, against cuBLAS's default.",
 )
 @click.option(
+    "--quick",
+    is_flag=True,
+    help="With --random: tune each shape first, within seconds, as tune='quick' does.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     help="Of the operands, random when not given; of the draw of random shapes, 0 when not given.",
@@ -60,6 +65,7 @@ def command(
     cold: bool,
     back_to_back: bool,
     number: int | None,
+    quick: bool,
     seed: int | None,
     ordinal: int,
     markdown: Path | None,
@@ -69,13 +75,15 @@ def command(
     """Time stored winners against cuBLAS's default and the fastest algorithm of cuBLASLt, in one run.
 
     Every kernel is first checked in full against float64; then all run in turns on the same operands. Nothing
-    is tuned: a shape without a record is listed with the command that makes one. With --math 3xtf32 cuBLAS
-    runs in TF32 too, and relative errors are shown.
+    is tuned, unless by --quick: a shape without a record is listed with the command that makes one. With
+    --math 3xtf32 cuBLAS runs in TF32 too, and relative errors are shown.
     """
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
     if number is not None and (problem is not None or suite is not None):
         raise UsageError("--random draws its shapes: leave out sizes and --suite")
+    if quick and number is None:
+        raise UsageError("--quick tunes random shapes: give --random N too, or run 'autotune tune'")
     shapes = random_shapes(number, seed or 0) if number else shapes_of(problem, suite, only, maths)
     from autotune.report.bench import bench
 
@@ -86,7 +94,8 @@ def command(
         method="back-to-back" if back_to_back else "graph",
         seed=seed,
         root=store.root,
-        predicted=number is not None,
+        predicted=number is not None and not quick,
+        quick=quick,
         tell=lambda row: click.echo(told(row), err=True),
     )
     if markdown is not None:
@@ -208,7 +217,7 @@ def show(report: Report) -> None:
     if report.timed:
         shapes.echo()
         _worst(report)
-        if report.predicted:
+        if report.predicted or report.quick:
             _spread(report)
         else:
             click.echo()
@@ -239,11 +248,18 @@ def _spread(report: Report) -> None:
     for library in report.libraries:
         spread = report.spread(library)
         if spread is not None:
+            how, verb = ("served by prediction", "choose") if report.predicted else (_tuned(report), "tune")
             click.echo(
-                f"{len(report.timed)} shapes served by prediction, against {NAMES[library]}: geometric mean "
+                f"{len(report.timed)} shapes {how}, against {NAMES[library]}: geometric mean "
                 f"{spread.mean:.3f}, worst {spread.worst:.2f}, tenth percentile {spread.p10:.2f}, "
-                f"below {SLOWER:g} {spread.slower:.1%}; {spread.choosing_ms:.0f} ms to choose"
+                f"below {SLOWER:g} {spread.slower:.1%}; {spread.choosing_ms:.0f} ms to {verb}"
             )
+
+
+def _tuned(report: Report) -> str:
+    """Say that the shapes were tuned quickly, and how many could not be."""
+    others = sum(row.winner is not None and row.winner.served != "exact" for row in report.timed)
+    return "tuned by tune='quick'" + (f" ({others} of them could not be: predicted)" if others else "")
 
 
 def _kernels(report: Report) -> None:

@@ -7,8 +7,10 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune import records
@@ -16,13 +18,14 @@ from autotune.code import cubins
 from autotune.code.compiler import Binary, nvrtc_version
 from autotune.code.depot import Depot
 from autotune.code.pool import CompilePool, default_workers
-from autotune.errors import DeviceError, MachineFault, Rejected, ToolchainError
+from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for
 from autotune.measure.worker import GpuWorker
 from autotune.model.account import roofline_ms, traffic_bytes
 from autotune.records import Store
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
+from autotune.tuning.quick import KeptWorkshop
 from autotune.values.lazy import cached_property
 from autotune.values.measurement import L2, MeasuredTrial, Method
 from autotune.values.suite import Shape
@@ -52,7 +55,8 @@ class Row:
         failure: Why it failed; None where it did not.
         libraries: What the libraries did on the same operands; one that is not installed is left out.
         missing: Why no record serves; "" where one does.
-        choosing_s: Host seconds to find what serves, without compiling it.
+        choosing_s: Host seconds to find what serves, without compiling it; to measure it, where it was tuned
+            quickly.
     """
 
     shape: Shape
@@ -139,6 +143,7 @@ class Report:
         created: UTC.
         rows: In the order of the suite.
         predicted: Every shape was served as if it had no record.
+        quick: Every shape was tuned as ``tune="quick"`` does.
     """
 
     facts: BenchFacts
@@ -149,6 +154,7 @@ class Report:
     created: str
     rows: tuple[Row, ...]
     predicted: bool = False
+    quick: bool = False
 
     @property
     def timed(self) -> tuple[Row, ...]:
@@ -173,7 +179,7 @@ class Report:
     @property
     def libraries(self) -> tuple[Library, ...]:
         """What the shapes are compared with: those of any of them."""
-        if self.predicted:
+        if self.predicted or self.quick:
             return ("cublas",)
         return max((libraries_for(row.shape.problem.math) for row in self.rows), key=len, default=LIBRARIES)
 
@@ -287,6 +293,7 @@ def bench(
     seed: int | None = None,
     root: Path | str | None = None,
     predicted: bool = False,
+    quick: bool = False,
     tell: Callable[[Row], None] = lambda row: None,
     service: str = "autotune.measure.service:serve",
 ) -> Report:
@@ -296,7 +303,7 @@ def bench(
 
     All of a shape run on the same operands, are checked in full against float64 with the shape's scalars over
     a poisoned C, then timed in turns; medians. Kernels run in a child process: one that crashes, hangs or is
-    wrong fails its own shape only. Nothing is tuned.
+    wrong fails its own shape only. Nothing is tuned but where that is asked for.
 
     Args:
         shapes: What to time.
@@ -306,6 +313,8 @@ def bench(
         seed: Of the operands; random when None.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
         predicted: Serve every shape as if it had no record, and compare with cuBLAS's default alone.
+        quick: Likewise, but tune every shape first as ``tune="quick"`` does, in a folder of its own; where
+            that fails, what is predicted serves.
         tell: Told of every shape when it is done.
         service: What the child runs.
 
@@ -314,30 +323,54 @@ def bench(
         ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
     """
     method = "graph" if cold else method
-    store = Store(root)
     seed = secrets.randbits(48) if seed is None else seed
     rows: list[Row] = []
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)
-    with GpuWorker(ordinal, None, tf32=tf32, service=service) as gpu:
+    with ExitStack() as opened:
+        gpu = opened.enter_context(GpuWorker(ordinal, None, tf32=tf32, service=service))
         facts = gpu.bench_facts()
-        choices, winners, seconds = [], [], []
-        for shape in shapes:
-            began = time.perf_counter()
-            choices.append(Choices(shape.problem, facts.device, store))
-            serving = choices[-1].substitutes() if predicted else choices[-1].exact()
-            winners.append(next(serving, None))
-            seconds.append(time.perf_counter() - began)
-        binaries = _compiled(winners, facts.device.arch, store.depot)
-        for index, (shape, winner) in enumerate(zip(shapes, winners, strict=True)):
-            if winner is None:
-                row = Row(shape, missing=choices[index].missing())
-            else:
-                libraries = ("cublas",) if predicted else libraries_for(shape.problem.math)
-                row = _row(shape, winner, binaries[index], gpu, seed, cold, method, libraries)
-            row = replace(row, choosing_s=seconds[index])
-            rows.append(row)
-            tell(row)
-    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows), predicted)
+        if quick:
+            store = Store(opened.enter_context(TemporaryDirectory(prefix="autotune-")))
+            shop = KeptWorkshop(ordinal)
+            opened.callback(shop.close)
+        else:
+            store = Store(root)
+        for batch in [[shape] for shape in shapes] if quick else [shapes]:  # tuned right before it is timed
+            choices, winners, seconds = [], [], []
+            for shape in batch:
+                began = time.perf_counter()
+                tuned = quick and _tuned(shape, store, shop)
+                choices.append(Choices(shape.problem, facts.device, store))
+                exact = tuned or not (predicted or quick)
+                serving = choices[-1].exact() if exact else choices[-1].substitutes()
+                winners.append(next(serving, None))
+                seconds.append(time.perf_counter() - began)
+            binaries = _compiled(winners, facts.device.arch, store.depot)
+            for index, (shape, winner) in enumerate(zip(batch, winners, strict=True)):
+                if winner is None:
+                    row = Row(shape, missing=choices[index].missing())
+                else:
+                    libraries = ("cublas",) if predicted or quick else libraries_for(shape.problem.math)
+                    row = _row(shape, winner, binaries[index], gpu, seed, cold, method, libraries)
+                row = replace(row, choosing_s=seconds[index])
+                rows.append(row)
+                tell(row)
+    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows), predicted, quick)
+
+
+def _tuned(shape: Shape, store: Store, shop: KeptWorkshop) -> bool:
+    """Tune a shape quickly; return whether it has a record now.
+
+    Raises:
+        AutotuneError: No shape can be measured.
+    """
+    try:
+        shop.tune(shape.problem, store)
+    except AutotuneError:
+        if not shop.known:
+            raise
+        return False
+    return True
 
 
 def _compiled(
