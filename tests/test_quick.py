@@ -261,6 +261,17 @@ def test_a_gpu_on_which_nothing_fits_is_left_alone_after_some_tries(asked, start
     assert len(started) == quick.MOST_FAILURES
 
 
+def test_a_space_without_a_legal_point_is_no_fault_of_the_gpu(asked, served, tmp_path):
+    nothing = '\n[constraints]\nno = { expr = "value > 99", reason = "none" }\n'
+    space = written(tmp_path / "none", nothing)
+    for m in range(64, 64 + quick.MOST_FAILURES):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(UsageError, match="no kernel family computes"):
+                asked(m, space=space, tune="quick")
+    assert served(tune="quick").served == "exact"
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(asked, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="cannot be written"):

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune import records
 from autotune.code.pool import default_workers
-from autotune.errors import AutotuneError, RecordError
+from autotune.errors import AutotuneError, RecordError, UsageError
 from autotune.records import Store
 from autotune.records.files import unwritable
 from autotune.records.locks import held
@@ -80,7 +80,7 @@ def tune_first(
                 shop.tune(problem, store, space=space, share=share)
     except OSError as error:
         return str(unwritable(path, error))
-    except RecordError as error:
+    except (RecordError, UsageError) as error:
         return str(error)
     except AutotuneError as error:
         shop.failures += 1
@@ -122,7 +122,7 @@ class KeptWorkshop:
             budget=Budget(),
             space=space,
             gpus=(self._ordinal,),
-            first=round(FIRST * share),
+            first=max(1, round(FIRST * share)),
             workers=workers,
             root=store.root,
         )

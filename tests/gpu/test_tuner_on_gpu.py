@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.kernel import best_kernel
+from autotune.kernel.cuda import cuda_machine
 from autotune.measure.clocks import ClockMonitor, device_uuid
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store
 from autotune.records.trials import read_log
 from autotune.space.space import Space
-from autotune.tuning import tuner
+from autotune.tuning import quick, tuner
 from autotune.tuning.tuner import tune
 from autotune.values.device import current_device
 from autotune.values.problem import Problem
@@ -130,3 +132,36 @@ def test_a_worker_turns_to_another_problem(device):
             gpu.turn_to(Problem(size, size, size))
             memory = gpu.ready().memory_free
         assert memory > before.memory_free - (64 << 20)
+
+
+def test_a_first_call_measures_a_few_points_and_a_search_goes_on_from_there(device, tmp_path):
+    import cupy
+
+    shapes = [(500, 300, 200, "nt"), (1000, 720, 96, "nn")]
+    for m, n, k, layout in shapes:
+        kernel = best_kernel(m, n, k, layout, tune="quick", root=tmp_path)
+        search = kernel.record.search
+        assert (kernel.served, search.strategy, search.complete) == ("exact", "quick", False)
+        assert 1 <= search.outcomes["measured"] <= search.seen <= quick.FIRST
+        a, b = (
+            cupy.random.standard_normal(shape, dtype=cupy.float32)
+            for shape in (kernel.problem.a_shape, kernel.problem.b_shape)
+        )
+        product = (a.T if layout[0] == "t" else a) @ (b.T if layout[1] == "t" else b)
+        cupy.testing.assert_allclose(kernel(a, b), product, rtol=1e-3, atol=1e-3)
+        later = tune(kernel.problem, budget=str(search.seen + 4), root=tmp_path)
+        assert later.search.resumed == search.seen
+    quick.close()
+
+
+def test_a_stream_that_is_captured_is_seen(device):
+    import cupy
+
+    machine, stream = cuda_machine(0), cupy.cuda.Stream(non_blocking=True)
+    assert not machine.capturing(None)
+    with stream:
+        stream.begin_capture()
+        seen = machine.capturing(None), machine.capturing(stream.ptr), machine.capturing(0)
+        stream.end_capture()
+        assert not machine.capturing(None)
+    assert seen == (True, True, False)
