@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ DIGITS = 4  # of a leaf and a threshold, significant
 GOOD = 1.05  # times the best time of a shape: tiles of such trials are worth a look elsewhere
 PROBES = 8  # kernels by which to tell later whether the code is what it was
 BEST = 8  # of them, of one shape and family
+TWICE = 2  # shapes for which a tile must have been fast: one alone may be chance
 
 
 @dataclass(frozen=True)
@@ -210,11 +212,16 @@ def _learned(
     follows = None if family is None else family.FOLLOWS
     names = [] if follows is None else [name for name in space.parameters if name not in follows]
     tiles: dict[tuple[Any, ...], dict[str, Any]] = {}
+    wins: Counter[tuple[Any, ...]] = Counter()
     for each in measured if names else ():
+        good = {}
         for place in np.argsort(each.times, kind="stable")[:BEST]:
             if each.times[place] <= GOOD * best[each.problem]:
                 tile = {name: each.configs[place][name] for name in names}
-                tiles.setdefault(tuple(tile.values()), tile)
+                good[tuple(tile.values())] = tile
+        tiles |= good
+        wins.update(good.keys())
+    kept = tuple(tile for key, tile in tiles.items() if wins[key] >= TWICE)
     count = sum(len(each.configs) for each in measured)
     probes = []
     for each in measured[:: max(1, len(measured) // PROBES)][:PROBES]:
@@ -223,7 +230,7 @@ def _learned(
         probes.append(Probe(each.problem, config, source.code_digest))
     digests = space.digest, template_digest(space)
     fitted_on = FittedOn(len(measured), count, *digests, tuple(probes), estimate, corrected)
-    return LearnedFamily(fitted_on, tuple(tiles.values()), correction)
+    return LearnedFamily(fitted_on, kept, correction)
 
 
 def fit(space: Space, device: Device, measured: Sequence[Measured]) -> tuple[Correction, Regret, Regret]:
