@@ -253,7 +253,7 @@ def test_control_characters_of_records_and_templates_are_escapes(run, tmp_path):
         (["--m", "-5"], "m = -5 is out of range: give 1 to 2147483647 (2^31 - 1)"),
         (["--k", str(2**31)], "k = 2147483648 is out of range: give 1 to 2147483647 (2^31 - 1)"),
         (["--layout", "xx"], "layout 'xx' is unknown: give one of nn, nt, tn, tt"),
-        (["--beta", "2"], "beta = 2 is not a class: give 0 (C is never read) or 1 (C is read and scaled)"),
+        (["--beta", "2"], "beta = 2 is unknown: give 0 (C is never read) or 1 (C is read and scaled)"),
         (["--math", "fp8"], "math 'fp8' is unknown: give one of ffma, 3xtf32"),
         (["--m", "x"], "Invalid value for '--m': 'x' is not a valid integer (see autotune {} --help)"),
         (["--beta", "x"], "Invalid value for '--beta': 'x' is not a valid integer (see autotune {} --help)"),
@@ -533,7 +533,7 @@ def test_a_device_that_was_assumed_is_said_behind_the_answer():
     status, out, err = run_elsewhere("emit", *CUBE, "--preset", "square_block")
     assert status == 0
     assert out.startswith("// sgemm: ")
-    assert err == "no GPU here: these are the limits of an NVIDIA H200 (see --target)\n"
+    assert err == "no GPU here: this is for an NVIDIA H200 (see --target)\n"
 
 
 def test_a_traceback_on_request():

@@ -288,7 +288,7 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         (("timing", "quantiles_ms"), [3, 2, 1], "$: timing.quantiles_ms must ascend, got 3, 2, 1"),
         (("runners_up", 0, "tied"), 1, "$.runners_up[0].tied: expected a bool, got an int, 1"),
         (("problem", "m"), 0, "$.problem: m = 0 is out of range: give 1 to 2147483647 (2^31 - 1)"),
-        (("problem", "beta"), 2, "$.problem: beta = 2 is not a class"),
+        (("problem", "beta"), 2, "$.problem: beta = 2 is unknown"),
         (("search", "outcomes", "melted"), 1, "$.search: unknown outcome 'melted': expected one of measured"),
         (("search", "outcomes", "compile"), -1, "$.search.outcomes.compile: expected at least 0, got -1"),
         (

@@ -245,4 +245,4 @@ def device_of(ordinal: int | None, target: str | None) -> tuple[Device, str]:
     except DeviceError:
         if ordinal is not None:
             raise
-        return named_device("h200"), "no GPU here: these are the limits of an NVIDIA H200 (see --target)"
+        return named_device("h200"), "no GPU here: this is for an NVIDIA H200 (see --target)"

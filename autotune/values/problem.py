@@ -56,7 +56,7 @@ class Problem:
         object.__setattr__(self, "beta", _integer("beta", self.beta))
         if self.beta not in (0, 1):
             raise ProblemError(
-                f"beta = {self.beta} is not a class: give 0 (C is never read) or 1 (C is read and scaled)"
+                f"beta = {self.beta} is unknown: give 0 (C is never read) or 1 (C is read and scaled)"
             )
         if self.math not in MATHS:
             raise ProblemError(f"math {self.math!r} is unknown: give one of {', '.join(MATHS)}")
