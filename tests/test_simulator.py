@@ -229,6 +229,8 @@ def test_simulate_compiles_and_runs() -> None:
         simulate(SCALE.replace("a[", "q["), (1, 1, 1), (32, 1, 1), [a, 3.0, 1, 0.0])
     with pytest.raises(UsageError, match="2 kernels"):
         simulate(SCALE + SCALE.replace("k(", "l("), (1, 1, 1), (32, 1, 1), [a, 3.0, 1, 0.0])
+    with pytest.raises(UsageError, match="the text has no kernel"):
+        simulate("int x;", (1, 1, 1), (32, 1, 1), [])
     simulate(
         SCALE + SCALE.replace("k(", "l("), (1, 1, 1), (32, 1, 1), [a, 3.0, 1, 0.0], entry="l"
     ).raise_if_faulty()

@@ -202,10 +202,10 @@ def simulate(
     if entry is None:
         bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
         names = re.findall(rf"\b__global__\s+{bounds}void\s+{bounds}(\w+)", source)
-        if len(names) != 1:
-            raise UsageError(
-                f"the text has {len(names)} kernels ({', '.join(names) or 'none'}): name one by entry="
-            )
+        if not names:
+            raise UsageError('the text has no kernel: write one as extern "C" __global__ void name(...)')
+        if len(names) > 1:
+            raise UsageError(f"the text has {len(names)} kernels ({', '.join(names)}): name one by entry=")
         entry = names[0]
     return run_ptx(
         _compiled(source, entry, arch),
