@@ -116,10 +116,12 @@ def command(
         absent, ordinals, note = absence.result()
     if absent is not None:
         measuring = {"--strategy": strategy, "--cold": cold, "--storage": storage}
+        instead = {"--suite": "give --m, --n and --k", "--math any": "name one math"}
         for option, given in {**measuring, "--suite": suite, "--math any": len(maths) > 1}.items():
             if given:
                 why = "with --target" if target else "without a GPU"
-                raise UsageError(f"{option} is for measuring, and nothing is measured {why}: leave it out")
+                todo = instead.get(option, "leave it out")
+                raise UsageError(f"{option} is for measuring, and nothing is measured {why}: {todo}")
     several = len(shapes) > 1 or suite is not None
     board = watcher()
     request = Request(
