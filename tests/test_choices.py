@@ -124,6 +124,17 @@ def test_no_family_is_one_clear_error(tmp_path):
         list(choices(tmp_path, spaces=()).all())
 
 
+def test_a_family_that_has_nothing_to_begin_with_is_told_how_to_get_it(tmp_path):
+    (tmp_path / "bare.cu.jinja").touch()
+    (tmp_path / "bare.toml").write_text(
+        'family = "bare"\nsummary = ""\n[parameters]\nx = { values = [1], meaning = "" }\n'
+        '[launch]\ngrid = "1"\nblock = "1"\nshared_bytes = "0"\n'
+    )
+    bare = Space.load(tmp_path / "bare.toml")
+    with pytest.raises(UsageError, match=r"no record of .*, and bare has no preset: run 'autotune tune "):
+        list(choices(tmp_path, spaces=(bare,)).all())
+
+
 def test_distance_is_symmetric_and_counts_each_extent():
     one, other = Problem(100, 100, 100), Problem(200, 50, 100)
     assert distance(one, other) == distance(other, one) == pytest.approx(2 * math.log(2))

@@ -126,7 +126,7 @@ class Choices:
         """Yield every choice, the most trusted first, no config twice.
 
         Raises:
-            UsageError: No family computes the problem on the device.
+            UsageError: No family computes the problem on the device, or one has no preset to begin with.
         """
         seen: set[tuple[str, Config]] = set()
         for part in (self.exact, self._unproven, self.substitutes):
@@ -135,6 +135,9 @@ class Choices:
                 if key not in seen:
                     seen.add(key)
                     yield choice
+        bare = [space.family for space in self.spaces if not space.presets]
+        if not seen and bare:
+            raise UsageError(f"{self.missing()}, and {', '.join(bare)} has no preset: run '{self.command}'")
         if not seen:
             raise UsageError(f"no kernel family computes {self.problem} on {self.device.name}")
 
