@@ -475,6 +475,9 @@ def test_tuning_for_a_gpu_of_the_table(run, tmp_path):
     status, same, err = run("emit", *TINY, "--target", "a10")
     assert (status, same) == (0, text)
     assert err == "no measured record: this is the estimated one, whose speed nobody measured\n"
+    status, _, err = run("emit", *TINY, "--target", "a10", "--set", "group_m=4", "--set", "min_blocks=2")
+    assert status == 0
+    assert "this is the estimated one, changed by --set, whose speed nobody measured\n" in err
 
 
 def test_tuning_on_a_gpu_that_was_asked_for_without_one(tmp_path):

@@ -78,7 +78,8 @@ def command(
         )
         config = space.config({**record.config, **changed})
         fallen_back = record.evidence == "estimated" and not estimated
-        told = "no measured record: this is the estimated one, whose speed nobody measured" * fallen_back
+        which = "the estimated one" if config == record.config else "the estimated one, changed by --set"
+        told = f"no measured record: this is {which}, whose speed nobody measured" * fallen_back
     source = render(space, config, problem, device)
     click.echo(source.text, nl=False)
     for line in filter(None, (note, told, device.shortage(problem))):
