@@ -715,3 +715,20 @@ def test_progress_without_a_terminal_is_short_lines(run):
         re.search(r"^ +[0-9.]+ s  [123] estimated; best [a-z_]+@[0-9a-f]{8}, by estimate$", line)
         for line in err.splitlines()
     )
+
+
+def test_a_config_from_a_pipe(refuse, tmp_path):
+    """One that nobody writes to is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for command in (
+        ["emit", *CUBE, "--config", str(tmp_path / "pipe")],
+        ["explain", *CUBE, str(tmp_path / "pipe")],
+    ):
+        assert re.search("is not JSON|is no preset, config file", refuse(*command, *H200))
+    ends = os.pipe()
+    with open(ends[0], "rb"), open(ends[1], "wb") as end:
+        end.write(json.dumps({**PRESET, "BM": 128.0}).encode())
+        end.close()
+        assert "BM = 128.0: give one of" in refuse(
+            "emit", *CUBE, "--config", f"/dev/fd/{ends[0]}", "--target", "h200"
+        )

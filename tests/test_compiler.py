@@ -122,6 +122,7 @@ ptxas         .     1 bytes stack frame, 2 bytes spill stores, 3 bytes spill loa
     [
         ("int x = y; zz(1);", 'kernel.cu(1): error: identifier "y" is undefined (2 errors)'),
         ('int error = 1; asm("foo.bar;");', "ptxas application ptx input, line"),
+        ("\n#error " + "x" * 5000, "error: #error directive: xxx"),
         ('static_assert(1 > 2, "BM must divide");', 'error: static assertion failed with "BM must divide"'),
         (
             "__shared__ float s[65536]; s[threadIdx.x] = a[0]; __syncthreads(); a[0] = s[9];",
@@ -135,6 +136,7 @@ def test_failing_compile_is_a_value_in_one_line(body: str, why: str) -> None:
     assert outcome.kind == "compile"
     assert why in outcome.why
     assert outcome.why.isprintable()
+    assert len(outcome.why) < 350
 
 
 def test_what_is_no_candidates_fault_raises() -> None:

@@ -135,6 +135,21 @@ def test_a_budget_may_be_a_number_of_candidates():
 
 
 @pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        (10**20, "give less than a billion candidates"),
+        pytest.param(10**5000, "give less than a billion candidates", id="5001 digits"),
+        ("9" * 30 + "s", "give less than a billion candidates"),
+        ("3.5", "is no whole number of candidates: give a time such as"),
+        ("0", "give at least one candidate"),
+    ],
+)
+def test_what_is_wrong_with_a_budget_is_said(wrong, remedy):
+    with pytest.raises(UsageError, match=remedy):
+        Budget.of(wrong)
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"seconds": 0},

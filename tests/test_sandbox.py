@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -101,6 +102,18 @@ ENDLESS = {
     "center": '{{ "x"|center(10**9) }}',
     "ljust": '{{ "x".ljust(10**9) }}',
     "indent": '{{ "x\ny"|indent(10**9) }}',
+    "join": '{{ (["x" * 99999] * 99999)|join }}',
+    "join by a text": '{{ ("x" * 9999)|join("y" * 99999) }}',
+    "joined by a text": '{{ ("y" * 99999).join(["x"] * 9999) }}',
+    "replace": '{{ ("x" * 9999)|replace("x", "y" * 99999) }}',
+    "replaced": '{{ ("x" * 9999).replace("x", "y" * 99999) }}',
+    "translated": '{{ ("x" * 9999).translate({120: "y" * 99999}) }}',
+    "many fields": '{{ ("{0}" * 9999).format("y" * 99999) }}',
+    "many named fields": '{{ ("%(a)s" * 9999) % {"a": "y" * 99999} }}',
+    "many indents": '{{ ("x\n" * 9999)|indent(99999) }}',
+    "mapped": '{{ range(99999)|map("center", 99999)|list }}',
+    "a list of lists": '{% set a = ["x" * 9999] * 99 %}{% set b = [a] * 99 %}{{ [b] * 99 }}',
+    "a list written": '{% set a = ["x" * 99999] %}{{ [a' + ", a" * 999 + "] }}",
     "lipsum": "{{ lipsum(10**9) }}",
     "long": "{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}",
     "long in a macro": "{% macro f() %}" + LOOP + "{{ 'x' * 99999 }}" + END + "{% endmacro %}{{ f() }}",
@@ -120,6 +133,17 @@ def test_a_template_that_would_not_end_is_one_line(rendered, name):
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize("name", ["join", "replaced", "many fields", "many indents", "mapped"])
+def test_a_text_that_would_be_too_long_is_refused_before_it_is_made(rendered, name):
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpaceError, match="would be longer than"):
+            rendered(ENDLESS[name])
+        assert tracemalloc.get_traced_memory()[1] < 250 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_the_limits_are_far_from_what_templates_need(monkeypatch):
     monkeypatch.setattr(sandbox, "MOST_STEPS", sandbox.MOST_STEPS // 100)
     monkeypatch.setattr(sandbox, "MOST_TEXT", sandbox.MOST_TEXT // 10)
@@ -127,6 +151,21 @@ def test_the_limits_are_far_from_what_templates_need(monkeypatch):
     problem = Problem(4096, 4096, 4096)
     for preset in ("square_block", "two_warps", "split_block"):
         render(space, space.fitted(space.presets[preset], problem, H200), problem, H200)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ [1, 'a', BM]|join(', ') }}", "1, a, 32"),
+        ("{{ range(3)|map('string')|join('+') }}", "0+1+2"),
+        ("{{ ', '.join(['a', 'b']) }}", "a, b"),
+        ("{{ 'a-b'|replace('-', '_') }}{{ 'a-b'.replace('-', '+') }}", "a_ba+b"),
+        ("{{ 'x{}y{n:>3}'.format(1, n=2) }}{{ '%s %4d' % ('a', 3) }}", "x1y  2a    3"),
+        ("{{ 'a\nb'|indent(2) }}", "a\n  b"),
+    ],
+)
+def test_texts_are_put_together_as_ever(rendered, template, text):
+    assert rendered(template) == text
 
 
 def test_what_one_template_takes_is_not_missing_to_the_next(rendered):

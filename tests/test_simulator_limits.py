@@ -161,6 +161,7 @@ def test_a_block_with_too_many_registers_is_refused(monkeypatch: pytest.MonkeyPa
         ("shared_bytes", "1", "shared_bytes = '1' is not an integer"),
         ("max_steps", 0, "max_steps = 0"),
         ("max_steps", None, "max_steps = None is not an integer"),
+        ("max_seconds", np.float32(-1), "max_seconds = .*-1.0.* is not a positive number"),
         ("max_seconds", 0, "max_seconds = 0 is not a positive number"),
         ("max_seconds", math.nan, "max_seconds = nan"),
         ("max_seconds", "60s", "max_seconds = '60s'"),
@@ -168,6 +169,11 @@ def test_a_block_with_too_many_registers_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_options_of_a_wrong_kind_are_refused(option: str, value: object, message: str) -> None:
     refused(ptx_of(FILL), message, np.zeros(32, np.float32), **{option: value})
+
+
+@pytest.mark.parametrize("seconds", [np.int64(60), np.float32(60.0), 60])
+def test_a_limit_of_time_may_be_any_number(seconds: float) -> None:
+    run_ptx(ptx_of(FILL), "k", 1, 32, [np.zeros(32, np.float32)], max_seconds=seconds).raise_if_faulty()
 
 
 @pytest.mark.parametrize("args", [np.zeros(1, np.float32), "a", None, {1: 2}, 5, iter([1])])

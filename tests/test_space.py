@@ -700,6 +700,8 @@ def test_a_space_is_accepted_as_what_it_plainly_is(write):
     for wrong in (None, 3, ["sgemm"], "x" * 5000):
         with pytest.raises(SpaceError, match="give") as raised:
             Space.of(wrong)
+        with pytest.raises(SpaceError, match="give"):
+            Space.load(wrong)
         assert len(str(raised.value)) < 300
 
 

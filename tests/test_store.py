@@ -122,7 +122,7 @@ def test_a_folder_may_be_named_in_every_plain_way(tmp_path, monkeypatch):
     assert Store("x").root == Path("x")
 
 
-@pytest.mark.parametrize("named", ["", b"", 3, ["x"], True, "a\0b", 1.5])
+@pytest.mark.parametrize("named", ["", b"", 3, ["x"], True, "a\0b", 1.5, "x" * 5000, "a/" * 5000])
 def test_what_names_no_folder_is_one_line(named):
     with pytest.raises(UsageError, match=r"^root .* is not the path of a folder: give one"):
         Store(named)

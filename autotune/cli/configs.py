@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,13 @@ def with_config(spaces: Sequence[Space], values: Mapping[str, Any]) -> tuple[Spa
     return spaces[0], spaces[0].config(values)
 
 
+def _unless_nobody_writes(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer of a pipe that has none: it is empty then."""
+    file = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(file, True)
+    return file
+
+
 def parsed_config(text: str) -> dict[str, Any]:
     """Read a config from JSON text or a file; a record gives its config.
 
@@ -152,7 +160,7 @@ def parsed_config(text: str) -> dict[str, Any]:
     """
     if not text.lstrip().startswith("{"):
         try:
-            with open(text, "rb") as file:  # a pipe will do
+            with open(text, "rb", opener=_unless_nobody_writes) as file:  # a pipe will do
                 read = file.read(_MOST_BYTES + 1)
             text = read.decode("utf-8-sig")
         except OSError as error:

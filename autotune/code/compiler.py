@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from autotune.code.nvrtc import nvrtc as nvrtc
 from autotune.code.nvrtc import nvrtc_version as nvrtc_version
 from autotune.errors import Rejected, ToolchainError
+from autotune.outside import printable
 
 OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
 _NO_CACHE = "--no-cache"  # a hit in NVRTC's own cache, in use where there is a driver, leaves the log empty
@@ -19,6 +20,7 @@ _CANDIDATE_FAULTS = (6, 11)  # nvrtcResult: compilation, internal error
 _STARVED = re.compile(r"(?i)out of memory|memory allocation fail")  # as ptxas says it
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _ARCHITECTURE = re.compile(r"^// architecture (sm_\d+[af])\b", re.MULTILINE)
+_LONGEST_ERROR = 300  # characters: a text may put any number of them into #error
 _ERROR = re.compile(r"^(?!.*\b(?:warning|note) #)\S.*?\b(?:error|fatal)\b[ #\w-]*: .*$", re.MULTILINE)
 
 
@@ -142,6 +144,5 @@ def _resources(log: str, entry: str) -> tuple[int, int, int, int] | None:
 def _first_error(log: str) -> str:
     """Find the first error line, with the number of errors; "" if the log has none."""
     errors = _ERROR.findall(log)
-    if len(errors) < 2:
-        return errors[0] if errors else ""
-    return f"{errors[0]} ({len(errors)} errors)"
+    first = printable(errors[0], _LONGEST_ERROR) if errors else ""
+    return first if len(errors) < 2 else f"{first} ({len(errors)} errors)"

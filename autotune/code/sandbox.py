@@ -21,6 +21,8 @@ MOST_STEPS = 300_000  # turns of loops, calls and loaded files of one rendering;
 MOST_TEXT = (
     4_000_000  # characters that one rendering writes, or that one expression gives; NVRTC needs minutes
 )
+MOST_MADE = 25 * MOST_TEXT  # characters and items of all that one rendering computes
+_SPREADING = {"join", "replace", "translate", "format", "format_map", "indent", "expandtabs", "wordwrap"}
 _LONG_FIELD = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{5}|\d*\.\d{5})|\{[^{}]*:[^{}]*\d{5}")  # in a format
 OPTIONS: dict[str, Any] = {
     "line_statement_prefix": "//%",
@@ -36,6 +38,7 @@ class _Left(threading.local):
 
     steps = float("inf")
     text = float("inf")
+    made = float("inf")
 
 
 _left = _Left()
@@ -44,12 +47,12 @@ _left = _Left()
 @contextmanager
 def limited() -> Iterator[None]:
     """Let what is rendered in this block take so many steps and characters and no more."""
-    before = _left.steps, _left.text
-    _left.steps, _left.text = MOST_STEPS, MOST_TEXT
+    before = _left.steps, _left.text, _left.made
+    _left.steps, _left.text, _left.made = MOST_STEPS, MOST_TEXT, MOST_MADE
     try:
         yield
     finally:
-        _left.steps, _left.text = before
+        _left.steps, _left.text, _left.made = before
 
 
 def _step() -> None:
@@ -61,6 +64,9 @@ def _step() -> None:
 def _fits(size: float) -> None:
     if size > MOST_TEXT:
         raise _refusal(f"a text or list would be longer than {MOST_TEXT:,}")
+    _left.made -= size
+    if _left.made < 0:
+        raise _refusal(f"its texts and lists would be longer than {MOST_MADE:,} together")
 
 
 def _refusal(why: str) -> Exception:
@@ -75,15 +81,36 @@ def _written(value: Any) -> Any:
         _left.text -= len(value)
         if _left.text < 0:
             raise _refusal(f"it writes more than {MOST_TEXT:,} characters")
+    else:
+        _fits(_size(value))
     return value
 
 
 def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
+    """Count the characters and items of a value and all that is in it; some more than `MOST_TEXT` at most."""
+    size, waiting = 0, [value]
+    while waiting and size <= MOST_TEXT:
+        each = waiting.pop()
+        if isinstance(each, str | bytes):
+            size += len(each)
+        elif isinstance(each, list | tuple | dict):
+            size += len(each)
+            waiting += [*each, *each.values()] if isinstance(each, dict) else each
+    return size
+
+
+def _require_small_spread(name: str, subject: Any, words: Any) -> None:
+    """Refuse what may put a text in many places of another one before it is made."""
+    longest = max((_size(word) for word in words), default=0)
+    if name in ("indent", "expandtabs"):
+        longest = max([longest, 4, *(abs(word) for word in words if isinstance(word, int))])
+    if name in _SPREADING:
+        _fits(_size(subject) * max(1, longest))
 
 
 def _joined(values: list[Any]) -> str:
     """Do what ``~`` does."""
+    _fits(_size(values))
     texts = [str(value) for value in values]
     _fits(sum(map(len, texts)))
     return "".join(texts)
@@ -108,6 +135,10 @@ def _filter(name: str, function: Any) -> Any:
         _require_small((*words[1:], *named.values()))
         if name == "format":
             _require_short_fields(words[0])
+        at = 1 if hasattr(function, "jinja_pass_arg") else 0
+        if name == "join":  # so that items which are computed one by one are counted
+            words = (*words[:at], list(words[at]), *words[at + 1 :])
+        _require_small_spread(name, words[at], (*words[at + 1 :], *named.values()))
         made = function(*words, **named)
         _fits(_size(made))
         return made
@@ -144,6 +175,7 @@ def _environment_class() -> type[jinja2.Environment]:
                 _require_small(
                     right if isinstance(left, str) and isinstance(right, tuple) else ()
                 )  # for "%*d"
+                _require_small_spread("format", left, [right] if isinstance(left, str) else ())
             elif operator == "*":
                 _fits(_size(left) * abs(right) if isinstance(right, int) else 0)
                 _fits(_size(right) * abs(left) if isinstance(left, int) else 0)
@@ -155,12 +187,27 @@ def _environment_class() -> type[jinja2.Environment]:
             _step()
             if __function is not __self.globals["range"]:  # which has a limit of its own
                 _require_small((*words, *named.values()))
-            return super().call(__context, __function, *words, **named)
+            subject = getattr(__function, "__self__", None)
+            if isinstance(subject, str):
+                name = __function.__name__
+                if name == "join":
+                    words = tuple(map(list, words))
+                _require_small_spread(name, subject or " ", [*words, *named.values()])
+            made = super().call(__context, __function, *words, **named)
+            _fits(_size(made))
+            return made
 
         def wrap_str_format(self, value: Any) -> Any:
-            if getattr(value, "__name__", "") in ("format", "format_map"):
-                _require_short_fields(getattr(value, "__self__", None))
-            return super().wrap_str_format(value)
+            safe = super().wrap_str_format(value)
+            if safe is None:
+                return None
+            text = _require_short_fields(getattr(value, "__self__", None))
+
+            def limited_format(*words: Any, **named: Any) -> str:
+                _require_small_spread("format", text, [*words, *named.values()])
+                return safe(*words, **named)
+
+            return limited_format
 
         def _load_template(self, *words: Any) -> jinja2.Template:
             _step()

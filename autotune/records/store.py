@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import itertools
 import math
@@ -365,11 +366,20 @@ def _named(root: object) -> Path:
         path = os.path.expanduser(os.fsdecode(root))  # type: ignore[arg-type]  # that is what is found out
     except TypeError:
         path = ""
-    if not path or "\0" in path:
+    if not path or "\0" in path or _too_long(path):
         raise UsageError(
             f"root {root!r:.60} is not the path of a folder: give one, or None for the usual one"
         )
     return Path(path)
+
+
+def _too_long(path: str) -> bool:
+    """Return whether a path, or a name in it, is longer than this machine's files can have."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def _homes(device: Device | RecordedDevice) -> tuple[str, str]:

@@ -27,6 +27,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,9 +146,10 @@ def run_ptx(
 
 
 def _seconds(value: Any) -> float:
-    if not isinstance(value, (int, float)) or not value > 0:
+    seconds: float = value
+    if not isinstance(value, Real) or not seconds > 0:
         raise UsageError(f"max_seconds = {value!r:.80} is not a positive number")
-    return value
+    return seconds
 
 
 @lru_cache(maxsize=32)

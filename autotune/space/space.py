@@ -229,7 +229,12 @@ class Space:
         Raises:
             SpaceError: The file is missing, malformed, or names what the space does not have.
         """
-        return cls(read_space_file(name_or_path))
+        if isinstance(name_or_path, str | Path):
+            return cls(read_space_file(name_or_path))
+        raise SpaceError(
+            f"a space cannot be {name_or_path!r:.60}: give a Space, a family's name or the path of a .toml "
+            "file"
+        )
 
     @classmethod
     def of(cls, space: Space | str | Path) -> Space:
@@ -238,13 +243,7 @@ class Space:
         Raises:
             SpaceError: It is none of these, or cannot be loaded.
         """
-        if isinstance(space, Space):
-            return space
-        if isinstance(space, str | Path):
-            return cls.load(space)
-        raise SpaceError(
-            f"a space cannot be {space!r:.60}: give a Space, a family's name or the path of a .toml file"
-        )
+        return space if isinstance(space, Space) else cls.load(space)
 
     def enumerate(
         self, problem: Problem, device: Device, *, tiles: Sequence[Mapping[str, Value]] | None = None

@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from autotune.errors import UsageError
+from autotune.outside import shown
 
 MOST = 1e9  # candidates or units of time: far beyond any search, and finite
 _UNITS = {"s": 1, "m": 60, "h": 3600}
+_MOST = "give less than a billion candidates, seconds, minutes or hours"
 _WAYS = "give a time such as 60s, 5m or 1h, or a number of candidates such as 300"
 
 
@@ -54,7 +56,9 @@ class Budget:
         if not isinstance(budget, str | bool):
             with suppress(TypeError):
                 count = operator.index(budget)
-                budget = str(count) if abs(count) <= MOST else f"{'-' * (count < 0)}more than {MOST:g}"
+                if count > MOST:
+                    raise UsageError(f"budget {shown(count, 60)} is out of range: {_MOST}")
+                budget = shown(count)
         if not isinstance(budget, str):
             raise UsageError(f"budget {budget!r:.60} is not understood: {_WAYS}")
         return cls.parse(budget)
@@ -70,7 +74,11 @@ class Budget:
         if match is None:
             raise UsageError(f"budget {text!r:.60} is not understood: {_WAYS}")
         amount, unit = float(match[1]), match[2]
-        if not 0 < amount < MOST or (unit is None and not amount.is_integer()):
+        if amount >= MOST:
+            raise UsageError(f"budget {shown(text, 60)} is out of range: {_MOST}")
+        if unit is None and not amount.is_integer():
+            raise UsageError(f"budget {text!r:.60} is no whole number of candidates: {_WAYS}")
+        if not amount:
             raise UsageError(
                 f"budget {text!r:.60} is out of range: give at least one candidate, or a time such as 60s"
             )
