@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import tarfile
 from contextlib import suppress
@@ -88,6 +89,20 @@ def test_a_bad_record_is_named_by_its_place_and_the_others_are_read(tmp_path):
     assert first in RECORDS
     assert str(second) == f"{path}, line 2: $.timing.median_ms: expected a number, got a string, '1'"
     assert str(third).startswith(f"{path}, line 4: not JSON")
+
+
+@pytest.mark.parametrize(("field", "what"), [("family", "family"), ("name", "device"), ("mig", "device")])
+def test_a_record_whose_file_could_not_be_named_does_not_stop_the_others(tmp_path, field, what):
+    path = tmp_path / "x.jsonl"
+    write_archive(RECORDS[:2], path)
+    first, second = path.read_text().splitlines()
+    plain = json.loads(first)
+    (plain if field == "family" else plain["device"])[field] = "a" * 5000
+    path.write_text("\n".join([json.dumps(plain), second]))
+    broken, good = read_archive(path)
+    assert f"{what} has a name of" in str(broken)
+    assert len(str(broken)) < 300
+    assert good in RECORDS
 
 
 def packed(path, members):

@@ -19,6 +19,7 @@ AGREE = 1e-3  # how far a number may be from what others in the record make it: 
 LAUNCH_MS = 5e-4  # no launch takes less than half a microsecond
 FASTEST_MHZ = 4000  # no GPU has a higher clock
 CLOCK_SLACK = 1.02
+LONGEST_NAME = 120  # characters of a family or GPU: a file's name has at most 255, with the problem's facts
 OUTCOMES = ("measured", "estimated", *REJECTION_KINDS)
 
 Seconds = Annotated[float, Limit(least=0)]
@@ -263,6 +264,12 @@ class Record:
             self._check_times(self.timing, self.gflops)
         if any(each.config == self.config for each in self.runners_up):
             raise RecordError("the record's own config is among its runners_up")
+        for what, name in (("family", self.family), ("device", self.device.slug)):
+            if len(name) > LONGEST_NAME:
+                raise RecordError(
+                    f"{what} has a name of {len(name)} characters: files are named by it, "
+                    f"give {LONGEST_NAME} at most"
+                )
         for name in ("created", "imported"):
             try:
                 datetime.fromisoformat(getattr(self, name) or "2026-01-01")
