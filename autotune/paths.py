@@ -68,8 +68,19 @@ def replacing(path: Path, *, own: bool = False, durable: bool = True) -> Iterato
         durable: Wait until the content is on the disk.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It cannot be written; the error names the file.
     """
+    try:
+        with _replacing(path, own, durable) as file:
+            yield file
+    except OSError as error:
+        if error.filename is None:  # such as of a full disk, or of one that fails
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _replacing(path: Path, own: bool, durable: bool) -> Iterator[IO[bytes]]:
     mode: int | None = None
     if not own:
         path = Path(os.path.realpath(path))
