@@ -296,7 +296,7 @@ def _boosted(table: Any, ratio: Any, group: Any, names: Sequence[str]) -> Correc
     try:
         import lightgbm
     except ImportError:
-        raise ToolchainError(f"learning needs LightGBM: run '{install_command('learn')}'") from None
+        raise ToolchainError(f"learning needs LightGBM: {install_command('learn')}") from None
 
     counts = np.bincount(group)[group]
     data = lightgbm.Dataset(table, ratio, weight=1 / np.sqrt(counts))
