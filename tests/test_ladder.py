@@ -560,7 +560,7 @@ def test_the_ladder_of_3xtf32_ends_on_the_tensor_cores(tmp_path):
     assert (fit.note, fit.record) == (fit.space.family, stored)
     fit = fitted_step(last, problem, named_device("a100"), Store(tmp_path))
     assert fit.space.family == "sgemm_3xtf32"
-    assert fit.note.startswith("sgemm_3xtf32; a preset of sgemm_3xtf32 stands in: no record of ")
+    assert fit.note.startswith("sgemm_3xtf32; a prediction of sgemm_3xtf32 stands in: no record of ")
     assert fit.note.endswith("--math 3xtf32'")
     small = replace(problem, m=256, n=256, k=256)
     rungs = [_rung(step, small, H200, Store(tmp_path)) for step in (usual[0], last)]

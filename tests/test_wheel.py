@@ -66,7 +66,7 @@ def files(folder, inside=""):
 def test_every_file_of_the_package_is_in_the_wheel_and_nothing_else(wheel):
     expected = files(ROOT / "autotune")
     expected |= files(ROOT / "templates", "templates/") | files(ROOT / "search_spaces", "search_spaces/")
-    shipped = (ROOT / "cache").glob("*/*.json")
+    shipped = [*(ROOT / "cache").glob("*/*.json"), *(ROOT / "cache").glob("*/*.csv.gz")]
     expected |= {f"autotune/cache/{path.parent.name}/{path.name}" for path in shipped}
     assert {"autotune/values/devices.toml", "autotune/measure/verify.cu", "autotune/py.typed"} <= expected
     assert {"autotune/templates/sgemm.cu.jinja", "autotune/search_spaces/sgemm.toml"} <= expected
@@ -130,7 +130,8 @@ def test_the_installed_command_writes_the_same_kernel(installed, tmp_path):
 SERVING = """
 from autotune import Problem, named_device
 from autotune.kernel.choices import Choices
-choice = next(Choices(Problem(1024, 1024, 1024), named_device("h200")).exact())
+from autotune.records import Store
+choice = next(Choices(Problem(1024, 1024, 1024), named_device("h200"), Store()).exact())
 print(choice.served, choice.record.device.name)
 """
 
