@@ -474,7 +474,9 @@ def test_what_cannot_be_a_template_is_said_where_it_is_named(mine, tmp_path):
     with pytest.raises(SpaceError, match=r"none: is not UTF-8 \(invalid start byte at byte 0\)$"):
         mine('{% include "none" %}')
     (tmp_path / "none").write_bytes(b" " * (1 << 20) + b" ")
-    with pytest.raises(SpaceError, match=r"none: cannot be read \(it is longer than 1 MiB, the most that is read\)"):
+    with pytest.raises(
+        SpaceError, match=r"none: cannot be read \(it is longer than 1 MiB, the most that is read\)"
+    ):
         mine('{% include "none" %}')
     assert mine('{% set name = "some" %}{% include name %}', some="")
     with pytest.raises(SpaceError, match="does not render"):

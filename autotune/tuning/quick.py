@@ -142,6 +142,8 @@ class KeptWorkshop:
                 record = search(problem, self._shop, replace(request, budget=progress.budget), progress)
                 self._shop.turn_to(RESTING)
             except BaseException:
+                # Both may have come at once: which GPU it is, and that the operands do not fit.
+                self.known = self.known or (self._shop is not None and self._shop.gpus[0].known)
                 self._let_go()
                 raise
             self.failures = 0
