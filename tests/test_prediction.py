@@ -252,7 +252,9 @@ def test_learning_finds_what_the_estimate_is_blind_to(tmp_path):
         measured.append(Measured(problem, chosen, times[fits]))
     write_table(tmp_path / "NVIDIA_A100" / TABLE, {"sgemm": measured}, [SGEMM])
     device = dataclasses.replace(H200, name="NVIDIA A100")
-    learned = learn(device, [SGEMM], Store(tmp_path)).families["sgemm"]
+    store = Store(tmp_path)
+    found = trials(device, [SGEMM], store)
+    learned = learn(device, [SGEMM], found, store.depot).families["sgemm"]
     assert learned.fitted_on.problems == len(measured) >= 12
     assert learned.fitted_on.corrected.mean < 1.1 < learned.fitted_on.estimate.mean
     assert learned.tiles
@@ -260,8 +262,9 @@ def test_learning_finds_what_the_estimate_is_blind_to(tmp_path):
 
 
 def test_too_few_trials_teach_nothing(tmp_path):
+    device, store = named_device("a10"), Store(tmp_path)
     with pytest.raises(RecordError, match="there are trials of 0 problems on NVIDIA A10, and 12"):
-        learn(named_device("a10"), [SGEMM], Store(tmp_path))
+        learn(device, [SGEMM], trials(device, [SGEMM], store), store.depot)
 
 
 # --- random shapes ---

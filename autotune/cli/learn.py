@@ -83,9 +83,10 @@ def command(
                 began=began,
             )
             tune_all(random_shapes(number, seed), request, board.tell)
-    learned = learn(device, spaces, store)
+    found = trials(device, spaces, store)
+    learned = learn(device, spaces, found, store.depot)
     path = store.home(device) / LEARNED
-    write_table(path.with_name(TABLE), trials(device, spaces, store), spaces)
+    write_table(path.with_name(TABLE), found, spaces)
     write_learned(path, learned)
     if as_json:
         told = {name: asdict(family.fitted_on) for name, family in learned.families.items()}

@@ -79,14 +79,21 @@ class Measured:
     times: NDArray[np.float64]
 
 
-def learn(device: Device, spaces: Sequence[Space], store: Store) -> Learned:
-    """Fit what can be learned of a GPU from every trial of it that the store's folders hold.
+def learn(
+    device: Device, spaces: Sequence[Space], found: Mapping[str, Sequence[Measured]], depot: Depot
+) -> Learned:
+    """Fit what can be learned of a GPU from trials of it.
+
+    Args:
+        device: The GPU.
+        spaces: The families.
+        found: Their trials, from `trials`.
+        depot: Where rendered sources are kept.
 
     Raises:
         RecordError: There are too few trials.
         ToolchainError: LightGBM is missing.
     """
-    found = trials(device, spaces, store)
     best: dict[Problem, float] = {}
     for each in (each for measured in found.values() for each in measured):
         best[each.problem] = min(best.get(each.problem, np.inf), float(each.times.min()))
@@ -94,7 +101,7 @@ def learn(device: Device, spaces: Sequence[Space], store: Store) -> Learned:
     for space in spaces:
         measured = found.get(space.family, [])
         if len(measured) >= FEWEST:
-            families[space.family] = _learned(space, device, measured, best, store.depot)
+            families[space.family] = _learned(space, device, measured, best, depot)
     if not families:
         most = max(map(len, found.values()), default=0)
         raise RecordError(
