@@ -17,7 +17,7 @@ from autotune.records import Store
 from autotune.records.files import LEARNED
 from autotune.records.learned import holds, read_learned, write_learned
 from autotune.search.prediction import predicted
-from autotune.space.space import Space, families
+from autotune.space.space import Config, Space, families
 from autotune.tuning import prediction as module
 from autotune.tuning.learn import TABLE, Measured, learn, read_table, trials, write_table
 from autotune.tuning.prediction import prediction
@@ -259,6 +259,20 @@ def test_learning_finds_what_the_estimate_is_blind_to(tmp_path):
     assert learned.fitted_on.corrected.mean < 1.1 < learned.fitted_on.estimate.mean
     assert learned.tiles
     assert all("split_k" not in tile for tile in learned.tiles)
+
+
+def test_trials_of_values_that_are_no_longer_searched_are_left_out(tmp_path):
+    """Else they would become tiles that every choice looks at, and probes of another space."""
+    config = SGEMM.fitted(SGEMM.presets["tiny_block"], PROBLEM, H200)
+    gone = Config({**config, "BM": 48})
+    other = Problem(64, 64, 64)
+    measured = [
+        Measured(PROBLEM, (gone, config), np.array([1.0, 2.0])),
+        Measured(other, (gone,), np.array([1.0])),
+    ]
+    write_table(tmp_path / "NVIDIA_A10" / TABLE, {"sgemm": measured}, [SGEMM])
+    (kept,) = trials(named_device("a10"), [SGEMM], Store(tmp_path))["sgemm"]
+    assert (kept.problem, kept.configs, list(kept.times)) == (PROBLEM, (config,), [2.0])
 
 
 def test_too_few_trials_teach_nothing(tmp_path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, json_option
+from autotune.cli.options import cache_option, json_option, target_options
 from autotune.cli.watchers import watcher
 from autotune.errors import UsageError
 from autotune.values.device import chosen_gpus, current_device, gpu_count, named_device
@@ -31,20 +31,19 @@ if TYPE_CHECKING:
     help="Random shapes to gather trials of.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draw.")
-@click.option(
-    "--gpus", metavar="all|N|I,J", default="1", help="GPUs of this host to measure on: all, N, or these."
-)
+@target_options
+@click.option("--gpus", metavar="all|N|I,J", help="Measure on GPUs of this host: all, N of them, or these.")
 @click.option("--fit-only", is_flag=True, help="Measure nothing; learn from the trials that there are.")
-@click.option("--target", metavar="NAME", help="With --fit-only: a GPU of the table that is not here.")
 @cache_option
 @json_option
 def command(
     budget: str,
     number: int,
     seed: int,
-    gpus: str,
-    fit_only: bool,
+    ordinal: int | None,
+    gpus: str | None,
     target: str | None,
+    fit_only: bool,
     store: Store,
     as_json: bool,
 ) -> None:
@@ -59,13 +58,15 @@ def command(
         raise UsageError(
             "--target names a GPU that is not here, and nothing is measured there: add --fit-only"
         )
+    if ordinal is not None and (gpus or target) is not None:
+        raise UsageError("--device, --gpus and --target each name a GPU: give one of them")
     from autotune.families import family_of
     from autotune.records.files import LEARNED
     from autotune.records.learned import write_learned
     from autotune.space.space import built_in
     from autotune.tuning.learn import LOGS, TABLE, learn, trials, write_table
 
-    ordinals = [0] if fit_only else chosen_gpus(gpus, gpu_count())
+    ordinals = [ordinal or 0] if gpus is None else chosen_gpus(gpus, gpu_count())
     device = named_device(target) if target is not None else current_device(ordinals[0])
     spaces = [space for space in built_in() if family_of(space) is not None]
     if not fit_only:

@@ -112,7 +112,7 @@ def learn(
 
 
 def trials(device: Device, spaces: Sequence[Space], store: Store) -> dict[str, list[Measured]]:
-    """Read the trials of a GPU, of the families as they are now: by family, one entry for each problem."""
+    """Read the trials of a GPU, of points that the families search now: by family, one for each problem."""
     digests = {space.family: {(space.digest, template_digest(space))} for space in spaces}
     found: dict[tuple[str, Problem], dict[Config, float]] = {}
     for earlier in store.beside(device, LEARNED):
@@ -137,11 +137,21 @@ def trials(device: Device, spaces: Sequence[Space], store: Store) -> dict[str, l
                 if usable and line.get("event") != "final":
                     own = found.setdefault((header.family, header.problem), {})
                     own[Config(line["config"])] = float(line["median_ms"])
+    by_family = {space.family: space for space in spaces}
     result: dict[str, list[Measured]] = {}
     for (family, problem), times in found.items():
-        measured = Measured(problem, tuple(times), np.array(list(times.values())))
-        result.setdefault(family, []).append(measured)
+        kept = {config: ms for config, ms in times.items() if _searches(by_family[family], config)}
+        if kept:
+            measured = Measured(problem, tuple(kept), np.array(list(kept.values())))
+            result.setdefault(family, []).append(measured)
     return result
+
+
+def _searches(space: Space, config: Config) -> bool:
+    """Return whether a space has all values of a config: it may have been narrowed, its code unchanged."""
+    return config.keys() == space.parameters.keys() and all(
+        config[name] in values for name, values in space.parameters.items()
+    )
 
 
 def write_table(path: Path, found: Mapping[str, Sequence[Measured]], spaces: Sequence[Space]) -> None:
@@ -252,18 +262,15 @@ def fit(space: Space, device: Device, measured: Sequence[Measured]) -> tuple[Cor
     tables, ratios, times, groups = [], [], [], []
     names: list[str] = []
     for number, each in enumerate(measured):
-        own = _within(space, each)
-        if own is None:
-            continue
-        points = space.points(own.configs)
-        columns = space.columns(points, own.problem, device)
+        points = space.points(each.configs)
+        columns = space.columns(points, each.problem, device)
         with np.errstate(all="ignore"):  # a config that is not legal may have no tile, or no step along k
-            parts = estimate_parts(space, columns, own.problem, device)
-            known = features(space, columns, parts, own.problem, device, np.arange(len(points)))
-            ratios.append(np.log(own.times / parts["ms"]))
+            parts = estimate_parts(space, columns, each.problem, device)
+            known = features(space, columns, parts, each.problem, device, np.arange(len(points)))
+            ratios.append(np.log(each.times / parts["ms"]))
         names = list(known)
         tables.append(np.stack([np.broadcast_to(known[name], len(points)) for name in names], axis=1))
-        times.append(np.log(own.times))
+        times.append(np.log(each.times))
         groups.append(np.full(len(points), number))
     table, ratio, time, group = map(np.concatenate, (tables, ratios, times, groups))
     usable = np.isfinite(table).all(axis=1) & np.isfinite(ratio)
@@ -282,20 +289,6 @@ def fit(space: Space, device: Device, measured: Sequence[Measured]) -> tuple[Cor
         _regret(estimated, time, group),
         _regret(estimated + held_out, time, group),
     )
-
-
-def _within(space: Space, measured: Measured) -> Measured | None:
-    """Return the trials whose values the space still searches; None where there are none."""
-    places = [
-        place
-        for place, config in enumerate(measured.configs)
-        if config.keys() == space.parameters.keys()
-        and all(config[name] in values for name, values in space.parameters.items())
-    ]
-    if not places:
-        return None
-    configs = tuple(measured.configs[place] for place in places)
-    return Measured(measured.problem, configs, measured.times[places])
 
 
 def _boosted(table: Any, ratio: Any, group: Any, names: Sequence[str]) -> Correction:
