@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import itertools
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from autotune.errors import DeviceError, UsageError
+from autotune.kernel import captures
 from autotune.kernel.cuda import CudaLaunch, CudaMachine, driver_version
 
 GEOMETRY = (1000, 7, 1, 1, 32, 4, 1, 49152)
@@ -67,6 +71,48 @@ class Runtime:
 
     def memsetAsync(self, *words):  # noqa: N802
         self.zeroed.append(words)
+
+
+class Captured:
+    """The driver's calls for captures: ``graphs`` is the capture of each stream, as (number, graph)."""
+
+    def __init__(self):
+        self.graphs, self.modes, self.mode, self.owned = {}, [], 0, []
+
+    def cuStreamGetCaptureInfo_v2(self, stream, status, number, graph, *rest):  # noqa: N802
+        status._obj.value, (number._obj.value, graph._obj.value) = 1, self.graphs[stream.value]
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
+        mode._obj.value, self.mode = self.mode, mode._obj.value
+        self.modes.append(self.mode)
+        return 0
+
+    def cuUserObjectCreate(self, owned, memory, destroy, count, flags):  # noqa: N802
+        assert (count, flags) == (1, 1)
+        owned._obj.value = 1 + len(self.owned)
+        self.owned.append(
+            [None, lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destroy.value)(ctypes.addressof(memory))]
+        )
+        return 0
+
+    def cuGraphRetainUserObject(self, graph, owned, count, flags):  # noqa: N802
+        assert (count, flags) == (1, 1)
+        self.owned[owned.value - 1][0] = graph.value
+        return 0
+
+    def destroy(self, graph):
+        for owner, destroy in self.owned:
+            if owner == graph:
+                destroy()
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch):
+    driver = Captured()
+    monkeypatch.setattr(captures, "_driver", lambda: driver)
+    monkeypatch.setattr("autotune.kernel.cuda.graphs", captures.Graphs())
+    return driver
 
 
 @pytest.fixture
@@ -160,17 +206,80 @@ def test_each_stream_has_a_workspace_zeroed_once(working):
     assert runtime.zeroed == [(places[0], 0, 512, 7), (places[2], 0, 512, 8), (places[3], 0, 512, 0)]
 
 
-def test_nothing_is_allocated_while_a_stream_is_captured(working):
+def places(driver):
+    return [launched[-1] for launched in driver.launches]
+
+
+def test_a_captured_stream_has_a_workspace_of_its_graph_called_before_or_not(working, captured):
     enqueue, driver, runtime = working
-    runtime.capturing = {7}
-    with pytest.raises(UsageError, match="call the kernel once on this stream before"):
-        enqueue(4, 5, 6, 1.0, 0.0, 7)
-    assert driver.launches == []
+    runtime.capturing, captured.graphs = {7}, {7: (1, 0xA)}
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    enqueue(4, 5, 6, 1.0, 0.0, 7)  # behind the first in the same graph, which left it zeroed
+    enqueue(4, 5, 6, 1.0, 0.0, 8)
     runtime.capturing = set()
     enqueue(4, 5, 6, 1.0, 0.0, 7)
-    runtime.capturing = {7}
+    runtime.capturing, captured.graphs = {7}, {7: (2, 0xB)}
     enqueue(4, 5, 6, 1.0, 0.0, 7)
-    assert len(driver.launches) == 2
+    first, second, other, eager, next_graph = places(driver)
+    assert first == second
+    assert len({first, other, eager, next_graph}) == 4
+    assert [(place, stream) for place, _, _, stream in runtime.zeroed] == [
+        (first, 7),  # captured: a node of the graph
+        (other, 8),
+        (eager, 7),
+        (next_graph, 7),
+    ]
+    assert captured.mode == 0  # what was relaxed is strict again
+    assert 2 in captured.modes
+
+
+def test_streams_that_one_capture_joins_share_no_workspace(working, captured):
+    enqueue, driver, runtime = working
+    runtime.capturing, captured.graphs = {7, 8}, {7: (1, 0xA), 8: (1, 0xA)}
+    for stream in (7, 8, 7):
+        enqueue(4, 5, 6, 1.0, 0.0, stream)
+    one, two, again = places(driver)
+    assert one == again != two
+
+
+def test_the_workspace_of_a_graph_that_is_gone_serves_the_next_one(working, captured):
+    enqueue, driver, runtime = working
+    before = Memory.count
+    runtime.capturing = {7}
+    for number in range(1, 40):
+        captured.graphs = {7: (number, number)}
+        enqueue(4, 5, 6, 1.0, 0.0, 7)
+        if number > 2:  # two are in use at any time
+            captured.destroy(number - 2)
+    assert Memory.count - before <= 4
+    assert all(one != two for one, two in itertools.pairwise(places(driver)))
+    assert len(enqueue._workspaces.made) <= 3
+
+
+def test_a_graph_keeps_a_kernel_that_was_dropped(working, captured):
+    from autotune.kernel import cuda
+
+    _, driver, runtime = working
+    enqueue = CudaLaunch(0, GEOMETRY, 512, driver, runtime)
+    runtime.capturing, captured.graphs = {7}, {7: (1, 0xA)}
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    alive = weakref.ref(enqueue)
+    del enqueue
+    cuda.graphs.sweep()
+    gc.collect()
+    assert alive() is not None
+    captured.destroy(0xA)
+    cuda.graphs.sweep()
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_capture_that_failed_is_said_to_have(working, captured):
+    enqueue, driver, runtime = working
+    runtime.capturing, captured.graphs = {7}, {7: (0, 0)}
+    with pytest.raises(DeviceError, match="the capture of stream 0x7 has failed: end it"):
+        enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert driver.launches == []
 
 
 def test_the_per_thread_default_stream_is_another_in_every_thread(working):

@@ -11,15 +11,16 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.libraries import PER_THREAD_DEFAULT, Taken, cupy_stream, is_capturing, take
+from autotune.kernel.captures import capture_of, graphs, is_capturing, relaxed
+from autotune.kernel.libraries import PER_THREAD_DEFAULT, Taken, cupy_stream, take
 from autotune.kernel.once import Once
 from autotune.values.device import Device, current_device
 from autotune.values.faults import known_fault
@@ -141,7 +142,7 @@ def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
     Raises:
         DeviceError: The driver refuses it.
     """
-    from cupy.cuda import get_current_stream, runtime
+    from cupy.cuda import runtime
     from cupy.cuda.function import Module
     from cupy_backends.cuda.api import driver
 
@@ -158,10 +159,7 @@ def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
             raise
         raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {error}") from None
     geometry = (function.ptr, *launch.grid, *launch.block, launch.shared_bytes)
-    enqueue = CudaLaunch(ordinal, geometry, launch.workspace_bytes, driver, runtime, function)
-    if launch.workspace_bytes:  # now, because a captured stream cannot allocate
-        enqueue.workspace(int(get_current_stream(ordinal).ptr))
-    return enqueue
+    return CudaLaunch(ordinal, geometry, launch.workspace_bytes, driver, runtime, function)
 
 
 class CudaLaunch:
@@ -193,6 +191,7 @@ class CudaLaunch:
         self._runtime = runtime
         self._kept = kept
         self._workspaces: Once[Any, Any] = Once()
+        self._spare: list[Any] = []
         self._buffers: list[_Arguments] = []
 
     def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
@@ -207,7 +206,6 @@ class CudaLaunch:
             stream: Handle.
 
         Raises:
-            UsageError: A workspace is needed first and the stream is being captured.
             DeviceError: The driver refuses the launch.
         """
         buffers = self._buffers
@@ -249,10 +247,13 @@ class CudaLaunch:
     def workspace(self, stream: int) -> int:
         """Return the address of a stream's workspace, allocated and zeroed when it is first asked for.
 
-        Raises:
-            UsageError: It is not there yet, and the stream is being captured.
+        While the stream is captured it is one of that graph alone, and zeroed whenever the graph runs.
         """
         key = (stream, threading.get_ident()) if stream == PER_THREAD_DEFAULT else stream
+        if is_capturing(self._runtime, stream):
+            capture = capture_of(stream)
+            place = (capture.number, key)
+            return int(self._workspaces(place, lambda: self._graphs_own(capture.graph, place, stream)).ptr)
         memory = self._workspaces.made.get(key)  # without a call where it is there
         if memory is None:
             memory = self._workspaces(key, lambda: self._allocated(stream))
@@ -261,15 +262,33 @@ class CudaLaunch:
     def _allocated(self, stream: int) -> Any:
         from cupy.cuda import Memory
 
-        if is_capturing(self._runtime, stream):
-            raise UsageError(
-                f"this kernel needs {self._workspace_bytes} bytes of workspace for stream {stream:#x}, which "
-                "cannot be allocated while it is captured: call the kernel once on this stream before"
-            )
         with _current(self._runtime, self._ordinal):
             memory = Memory(self._workspace_bytes)
             self._runtime.memsetAsync(memory.ptr, 0, self._workspace_bytes, stream)
         return memory
+
+    def _graphs_own(self, graph: int, place: tuple[Any, ...], stream: int) -> Any:
+        """Return a workspace that a graph owns, as it does this launch; what is captured first zeroes it."""
+        from cupy.cuda import Memory
+
+        with _current(self._runtime, self._ordinal):
+            graphs.sweep()
+            memory = self._spare.pop() if self._spare else Memory(self._workspace_bytes)
+            graphs.hold(graph, partial(self._give_back, place))
+            self._runtime.memsetAsync(memory.ptr, 0, self._workspace_bytes, stream)
+        return memory
+
+    def __del__(self) -> None:
+        with suppress(Exception), _current(self._runtime, self._ordinal):  # others may be capturing just now
+            self._workspaces.made.clear()
+            self._spare.clear()
+            self._kept = None
+
+    def _give_back(self, place: tuple[Any, ...]) -> None:
+        """Keep the workspace of a graph that is gone for the next one."""
+        memory = self._workspaces.made.pop(place, None)
+        if memory is not None:
+            self._spare.append(memory)
 
 
 class _Arguments:
@@ -297,12 +316,13 @@ class _Arguments:
 
 @contextmanager
 def _current(runtime: Any, ordinal: int) -> Iterator[None]:
-    """Make a GPU current, with its context, for this thread."""
+    """Make a GPU current, with its context, for this thread, and let it load and allocate in captures."""
     before = runtime.getDevice()
     runtime.setDevice(ordinal)
     try:
-        runtime.free(0)  # makes the context current; frees nothing
-        yield
+        with relaxed():
+            runtime.free(0)  # makes the context current; frees nothing
+            yield
     finally:
         if before != ordinal:
             runtime.setDevice(before)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from autotune.errors import DeviceError, UsageError
+from autotune.kernel.captures import is_capturing
 from autotune.kernel.operands import Idiom, Operand, kind_of, stream_pointer
 from autotune.values.faults import known_fault
 from autotune.values.problem import FLOAT_BYTES
@@ -449,12 +450,6 @@ def _common_stream(arrays: list[tuple[str, Any, Library]]) -> int:
 
         return int(get_current_stream().ptr)
     return 0
-
-
-def is_capturing(runtime: Any, stream: int) -> bool:
-    """Return whether a stream is being captured into a graph; the default streams cannot be."""
-    defaults = (0, _LEGACY_DEFAULT, PER_THREAD_DEFAULT)
-    return stream not in defaults and bool(runtime.streamIsCapturing(stream))
 
 
 @contextmanager
