@@ -15,7 +15,8 @@ from test_simulator_faults import BULK, WAIT
 
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.render import render
-from autotune.measure.proof import small_problem, workspace_of
+from autotune.measure.proof import small_problem
+from autotune.simulator.launches import workspace_of
 from autotune.simulator.ptx import TYPE_BITS
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -83,7 +84,7 @@ def _rendered(family: str, preset: str, problem: Problem) -> Launchable:
 
     def arguments() -> list[Any]:
         ones = [np.ones(shape, np.float32) for shape in (small.a_shape, small.b_shape, small.c_shape)]
-        return [1.0, ones[0], ones[1], 0.5, ones[2], *workspace_of(source)]
+        return [1.0, ones[0], ones[1], 0.5, ones[2], *workspace_of(source.launch).values()]
 
     ptx = _compiled(source.text, source.entry)
     return Launchable(ptx, source.entry, launch.grid, launch.block, arguments, launch.shared_bytes)

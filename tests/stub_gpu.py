@@ -69,17 +69,17 @@ def serve_other(connection, ordinal, problem, seed, cold):
 
 
 class Stub:
-    def trial(self, cubin, entry, launch, best_ms):
-        return act(entry)
+    def trial(self, cubin, launch, best_ms):
+        return act(launch.kernels[0].entry)
 
     def answer(self, kind, about, announce):
         assert kind == "finals"
         candidates, baseline = about
         announce(None)
         outcomes = {}
-        for number, (_, entry, _) in candidates.items():
+        for number, (_, launch) in candidates.items():
             announce(number)
-            outcomes[number], usable = act(entry)
+            outcomes[number], usable = act(launch.kernels[0].entry)
             if not usable:
                 return "fault", outcomes[number]
         if not baseline:
@@ -113,8 +113,8 @@ class Hashed:
         self._file = os.open(os.environ["STUB_GPU"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._seconds = float(os.environ.get("STUB_SECONDS", "0.002"))
 
-    def trial(self, cubin, entry, launch, best_ms):
-        digest, outcome = hashed(cubin, entry, launch)
+    def trial(self, cubin, launch, best_ms):
+        digest, outcome = hashed(cubin, launch)
         os.write(self._file, f"{digest}\n".encode())
         time.sleep(self._seconds)
         if digest in os.environ.get("STUB_STARVED", "").split():
@@ -143,7 +143,7 @@ HARM = {  # a name in a cubin: what it does
 }
 
 
-def hashed(cubin, entry, launch):
+def hashed(cubin, launch):
     """Return digits and a measurement made of a candidate's code and launch: 1 to 2 ms."""
     digest = hashlib.sha256(cubin + repr(launch).encode()).hexdigest()[:16]
     return digest, measured(1.0 + int(digest, 16) / 16**16)

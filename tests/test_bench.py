@@ -34,7 +34,7 @@ from autotune.values.suite import Shape
 
 H200 = named_device("h200")
 SMALL = Problem(64, 64, 64)
-COMPARISON = Comparison(SMALL, 1.0, 0.0, b"ELF", "sgemm", Launch((1, 1, 1), (32, 1, 1), 0), 1, False, 20.0)
+COMPARISON = Comparison(SMALL, 1.0, 0.0, b"ELF", Launch.of("sgemm", (1, 1, 1), (32, 1, 1)), 1, False, 20.0)
 STUB = "stub_bench:serve"
 
 

@@ -16,8 +16,10 @@ import pytest
 from autotune.errors import DeviceError, UsageError
 from autotune.kernel import captures
 from autotune.kernel.cuda import CudaLaunch, CudaMachine, driver_version
+from autotune.values.measurement import KernelLaunch, Launch
 
-GEOMETRY = (1000, 7, 1, 1, 32, 4, 1, 49152)
+GEOMETRY = (1000, 7, 1, 2, 32, 4, 1, 49152)
+SHAPE = ((7, 1, 2), (32, 4, 1), 49152)
 
 
 class DriverError(RuntimeError):
@@ -119,7 +121,7 @@ def captured(monkeypatch):
 def launch():
     runtime = Runtime()
     driver = Driver(runtime)
-    return CudaLaunch(0, GEOMETRY, 0, driver, runtime), driver, runtime
+    return CudaLaunch(0, Launch.of("sgemm", *SHAPE), [1000], driver, runtime), driver, runtime
 
 
 def test_the_arguments_arrive(launch):
@@ -131,6 +133,35 @@ def test_the_arguments_arrive(launch):
         (9, 0.5, 1 << 40, (1 << 41) + 4, -2.0, 3),
         (0, 1.0, 4, 5, 0.0, 6),
         (2**63, float("inf"), 4, 5, pytest.approx(0.1), 6),
+    ]
+
+
+def test_a_sequence_is_launched_in_order_each_kernel_with_its_own_arguments():
+    kernels = (
+        KernelLaunch("scan", (3, 1, 1), (64, 1, 1), 0, ("b", "workspace")),
+        KernelLaunch("product", (7, 1, 2), (32, 4, 1), 49152, ("a", "c", "beta")),
+    )
+    launches = []
+
+    def note(*words):
+        *geometry, stream, pointers, _ = words
+        kinds = {
+            64: (ctypes.c_uint64, ctypes.c_uint64),
+            32: (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_float),
+        }
+        some = kinds[geometry[4]]
+        places = (ctypes.c_void_p * len(some)).from_address(pointers)
+        values = [kind.from_address(place).value for kind, place in zip(some, places, strict=True)]
+        launches.append((geometry, stream, values))
+
+    runtime = Runtime()
+    driver = SimpleNamespace(launchKernel=note, CUDADriverError=DriverError)
+    enqueue = CudaLaunch(0, Launch(kernels, 512), [1000, 2000], driver, runtime)
+    enqueue.workspace = lambda stream: 4096
+    enqueue(4, 5, 6, 1.0, 0.5, 7)
+    assert launches == [
+        ([1000, 3, 1, 1, 64, 1, 1, 0], 7, [5, 4096]),
+        ([2000, 7, 1, 2, 32, 4, 1, 49152], 7, [4, 6, 0.5]),
     ]
 
 
@@ -193,7 +224,7 @@ def working(monkeypatch):
     monkeypatch.setattr("cupy.cuda.Memory", Memory)
     runtime = Runtime()
     driver = Driver(runtime, workspace=True)
-    return CudaLaunch(0, GEOMETRY, 512, driver, runtime), driver, runtime
+    return CudaLaunch(0, Launch.of("sgemm", *SHAPE, 512), [1000], driver, runtime), driver, runtime
 
 
 def test_each_stream_has_a_workspace_zeroed_once(working):
@@ -260,7 +291,7 @@ def test_a_graph_keeps_a_kernel_that_was_dropped(working, captured):
     from autotune.kernel import cuda
 
     _, driver, runtime = working
-    enqueue = CudaLaunch(0, GEOMETRY, 512, driver, runtime)
+    enqueue = CudaLaunch(0, Launch.of("sgemm", *SHAPE, 512), [1000], driver, runtime)
     runtime.capturing, captured.graphs = {7}, {7: (1, 0xA)}
     enqueue(4, 5, 6, 1.0, 0.0, 7)
     alive = weakref.ref(enqueue)

@@ -24,6 +24,7 @@ from autotune.report.export import Export, cubin_files, cuda_file, header_file, 
 from autotune.simulator import run_ptx
 from autotune.space.space import Space
 from autotune.values.device import named_device
+from autotune.values.measurement import Launch
 from autotune.values.problem import LAYOUTS, Problem
 
 H200 = named_device("h200")
@@ -40,7 +41,9 @@ def preset(problem, name="tiny_block"):
 
 def with_launch(export, **changes):
     source = export.choice.source
-    launch = replace(source.launch, **changes)
+    kernel = source.launch.kernels[0]
+    facts = {"grid": kernel.grid, "block": kernel.block, "shared_bytes": kernel.shared_bytes, **changes}
+    launch = Launch.of(kernel.entry, **facts)
     return replace(export, choice=replace(export.choice, source=replace(source, launch=launch)))
 
 
@@ -74,7 +77,7 @@ def test_the_kernel_in_the_file_is_the_kernel(layout):
     problem = replace(SMALL, layout=layout, beta=1)
     export = preset(problem)
     source = export.choice.source
-    binary = compile_text(cuda_file(export), export.kernel, "sm_90")
+    binary = compile_text(cuda_file(export), export.kernel("sgemm"), "sm_90")
     original = compile_text(source.text, source.entry, "sm_90")
     assert isinstance(binary, Binary), binary
     assert (binary.registers, binary.spill_bytes, binary.shared_bytes) == (
@@ -86,7 +89,8 @@ def test_the_kernel_in_the_file_is_the_kernel(layout):
     arguments = np.float32(1.5), a, b, np.float32(-0.5), c
     launch = source.launch
     run_ptx(
-        *(binary.ptx, export.kernel, launch.grid, launch.block, arguments), shared_bytes=launch.shared_bytes
+        *(binary.ptx, export.kernel("sgemm"), launch.grid, launch.block, arguments),
+        shared_bytes=launch.shared_bytes,
     ).raise_if_faulty()
     np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-5)
 
@@ -161,7 +165,7 @@ def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
     source = export.choice.source
     shared = source.launch.shared_bytes
     launch(
-        *(export.kernel, source.launch.grid[0], source.launch.block[0]),
+        *(export.kernel("sgemm"), source.launch.grid[0], source.launch.block[0]),
         *(scalars[0], a, b, scalars[1], c),
         shared_bytes=shared,
     )
@@ -260,11 +264,12 @@ def test_machine_code_comes_with_its_launch(tmp_path):
     code, launch = cubin_files(export, Depot(tmp_path))
     facts = json.loads(launch)
     assert code.startswith(b"\x7fELF")
-    assert facts["entry"] == "sgemm"
-    assert facts["entry"].encode() in code
+    (kernel,) = facts["kernels"]
+    assert kernel["entry"] == "sgemm"
+    assert kernel["entry"].encode() in code
     assert (facts["arch"], facts["alignment"]) == ("sm_90", 16)
-    assert facts["grid"] == list(export.choice.source.launch.grid)
-    assert facts["arguments"] == [
+    assert kernel["grid"] == list(export.choice.source.launch.grid)
+    assert kernel["arguments"] == [
         *("float alpha", "const float* A", "const float* B", "float beta", "float* C")
     ]
     assert facts["problem"]["m"] == 33

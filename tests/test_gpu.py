@@ -15,11 +15,14 @@ from autotune.values.measurement import Launch, MeasuredTrial
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 64)
-LAUNCH = Launch((1, 1, 1), (32, 1, 1), 0)
 
 
 def binary(entry, cubin=b"ELF"):
     return Binary(cubin, "", "sm_90", entry, 32, 0, 0, 0, "", "13.5", (), 0.1)
+
+
+def candidate(entry, cubin=b"ELF"):
+    return binary(entry, cubin), Launch.of(entry, (1, 1, 1), (32, 1, 1))
 
 
 def worker(service="stub_gpu:serve", **kwargs):
@@ -29,7 +32,7 @@ def worker(service="stub_gpu:serve", **kwargs):
 def measure(worker, *entries, timeout_s=20.0):
     """Submit all at once; return the outcomes by position."""
     for key, entry in enumerate(entries):
-        worker.submit(key, binary(entry), LAUNCH, None, timeout_s)
+        worker.submit(key, *candidate(entry), None, timeout_s)
     outcomes = {}
     while worker.pending:
         outcomes.update(worker.collect(20))
@@ -99,8 +102,8 @@ def test_a_candidate_over_its_limit_is_killed_and_the_rest_measured():
 def test_the_limit_counts_from_the_start_of_a_candidate():
     with worker() as gpu:
         gpu.ready()
-        gpu.submit("first", binary("hang"), LAUNCH, None, 2.0)
-        gpu.submit("second", binary("1.0"), LAUNCH, None, 1.0)
+        gpu.submit("first", *candidate("hang"), None, 2.0)
+        gpu.submit("second", *candidate("1.0"), None, 1.0)
         while not (outcomes := gpu.collect(5)):
             pass
         assert [key for key, _ in outcomes] == ["first"]
@@ -110,7 +113,7 @@ def test_the_limit_counts_from_the_start_of_a_candidate():
 def test_a_sleeping_caller_is_told_when_to_wake():
     with worker() as gpu:
         gpu.ready()
-        gpu.submit(0, binary("hang"), LAUNCH, None, 5.0)
+        gpu.submit(0, *candidate("hang"), None, 5.0)
         begun = time.monotonic()
         end = begun + 60
         while gpu.next_deadline is None and time.monotonic() < end:
@@ -121,9 +124,9 @@ def test_a_sleeping_caller_is_told_when_to_wake():
 def test_sending_never_blocks_on_a_busy_worker():
     with worker() as gpu:
         gpu.ready()
-        gpu.submit("hang", binary("hang"), LAUNCH, None, 1.0)
+        gpu.submit("hang", *candidate("hang"), None, 1.0)
         start = time.monotonic()
-        gpu.submit("next", binary("1.0", cubin=bytes(5_000_000)), LAUNCH, None, 20.0)
+        gpu.submit("next", *candidate("1.0", cubin=bytes(5_000_000)), None, 20.0)
         assert time.monotonic() - start < 50  # nobody ends the candidate before outcomes are collected
         outcomes = {}
         while gpu.pending:
@@ -209,7 +212,7 @@ def test_a_worker_turns_to_another_problem_in_the_same_process(tmp_path, monkeyp
         gpu.turn_to(other)
         assert kinds(measure(gpu, "3.0")) == [3.0]
         assert len((tmp_path / "pids").read_text().split()) == 1
-        gpu.submit(0, binary("hang"), LAUNCH, None, 20.0)
+        gpu.submit(0, *candidate("hang"), None, 20.0)
         gpu.turn_to(PROBLEM)
         assert gpu.pending == 0
         assert kinds(measure(gpu, "4.0")) == [4.0]
@@ -217,7 +220,7 @@ def test_a_worker_turns_to_another_problem_in_the_same_process(tmp_path, monkeyp
 
 
 def entries(*names):
-    return [(name, binary(name.split()[0]), LAUNCH) for name in names]
+    return [(name, *candidate(name.split()[0])) for name in names]
 
 
 def test_finals_return_everyone_and_the_baseline():
@@ -263,7 +266,7 @@ def test_finals_whose_setup_fails_blame_no_finalist():
 
 def test_finals_refuse_pending_candidates():
     with worker() as gpu:
-        gpu.submit(0, binary("1.0"), LAUNCH, None, 20.0)
+        gpu.submit(0, *candidate("1.0"), None, 20.0)
         with pytest.raises(ValueError, match="1 candidates are pending"):
             gpu.finals(entries("1.0"), 20)
 
@@ -310,7 +313,7 @@ def test_a_candidate_with_which_the_machine_fails_twice_has_no_outcome(tmp_path,
 
 def test_a_fault_of_the_machine_in_the_finals_rejects_nobody(first):
     with worker() as gpu:
-        finals = gpu.finals([("a", binary("2.0"), LAUNCH), ("b", binary("first killed"), LAUNCH)], 20)
+        finals = gpu.finals([("a", *candidate("2.0")), ("b", *candidate("first killed"))], 20)
     assert kinds(finals.outcomes.values()) == [2.0, 1.0]
 
 

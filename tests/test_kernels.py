@@ -20,10 +20,10 @@ from autotune.code.compiler import Binary, compile_text
 from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
 from autotune.errors import Rejected
-from autotune.measure.proof import workspace_of
 from autotune.measure.verify import verify_numpy
 from autotune.simulator import Fault, machine, run_ptx
 from autotune.simulator.fma import fma32
+from autotune.simulator.launches import workspace_of
 from autotune.space.file import read_space_file
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -139,7 +139,14 @@ def difference(
     _, alpha, beta, start = SCALARS[scalars]
     a, b, c = operands(problem, kind, start)
     arrays = a.copy(), b.copy(), c.copy()
-    args = [np.float32(alpha), arrays[0], arrays[1], np.float32(beta), arrays[2], *workspace_of(source)]
+    args = [
+        np.float32(alpha),
+        arrays[0],
+        arrays[1],
+        np.float32(beta),
+        arrays[2],
+        *workspace_of(source.launch).values(),
+    ]
     shared = launch.shared_bytes if shared_bytes is None else shared_bytes
     report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=shared)
     if report.faults:

@@ -130,7 +130,12 @@ def test_a_launch_that_cannot_be_is_a_constraint(run):
 
 @pytest.mark.parametrize(
     "launch",
-    [Launch((0, 1, 1), (32, 1, 1), 0), Launch((1, 1, 1), (2048, 1, 1), 0), Launch((1, 1, 1), (0, 1, 1), 0)],
+    [
+        Launch.of("cooked", (0, 1, 1), (32, 1, 1)),
+        Launch.of("cooked", (1, 1, 1), (2048, 1, 1)),
+        Launch.of("cooked", (1, 1, 1), (0, 1, 1)),
+        Launch.of("cooked", (1, 1, 65536), (32, 1, 1)),
+    ],
 )
 def test_grids_and_blocks_out_of_range(launch):
     space = Space.load("sgemm")

@@ -77,7 +77,7 @@ def test_a_line_that_is_something_else_is_no_trial(built):
 
 def test_the_code_tells_machine_code_and_launch_apart(built):
     source = built.source
-    other = type(source)(**{**vars(source), "launch": Launch((1, 1, 1), (32, 1, 1), 0)})
+    other = type(source)(**{**vars(source), "launch": Launch.of("cooked", (1, 1, 1), (32, 1, 1))})
     again = compile_text(source.text.replace("3.0f", "4.0f"), source.entry, H200.arch)
     assert len({built.code, Built(other, built.binary).code, Built(source, again).code}) == 3
 

@@ -50,7 +50,7 @@ def make_record(**changes: Any) -> Record:
         device=RecordedDevice.of(H200),
         family="sgemm",
         config=CONFIG,
-        launch=records.Launch((512, 1, 1), (256, 1, 1), 49152),
+        launch=records.Launch.of("sgemm", (512, 1, 1), (256, 1, 1), 49152),
         code_digest="a" * 64,
         template_digest="b" * 64,
         space_digest="c" * 64,
@@ -200,7 +200,7 @@ def test_clocks_and_workspaces_survive_the_file() -> None:
         method="back-to-back", noisy=False,
         clocks={"sm_mhz_min": 1980, "sm_mhz_max": 1980, "throttle": ("power cap",)},
     )  # fmt: skip
-    launch = records.Launch((512, 1, 1), (256, 1, 1), 49152)
+    launch = records.Launch.of("sgemm", (512, 1, 1), (256, 1, 1), 49152)
     record = make_record(timing=measured, launch=launch)
     assert from_json(to_json(record), "x").timing == record.timing
     assert from_json(to_json(record), "x").launch == record.launch
@@ -303,7 +303,7 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         (("created",), "today", "$.created: expected text that matches"),
         (("family",), "../../x", "$.family: expected text that matches"),
         (("device", "name"), "a\nb", "$.device.name: expected printable characters, got 'a\\nb'"),
-        (("schema",), 0, "$.schema: expected 3, got 0"),
+        (("schema",), 0, "$.schema: expected 4, got 0"),
         ((), [], "$: expected an object, got a list"),
     ],
 )
@@ -312,8 +312,8 @@ def test_the_message_leads_to_the_fault(at: tuple[str | int, ...], new: Any, mes
 
 
 def test_a_newer_schema_is_refused_before_its_keys_are_judged() -> None:
-    message = fault('{"schema": 4, "unheard_of": 1}')
-    assert message.startswith("schema 4 is newer than 3, the latest this version reads: update")
+    message = fault('{"schema": 5, "unheard_of": 1}')
+    assert message.startswith("schema 5 is newer than 4, the latest this version reads: update")
 
 
 def test_outcomes_know_every_rejection_kind() -> None:
@@ -385,10 +385,10 @@ def test_a_broken_file_is_passed_over_with_one_warning_and_left_alone(content: b
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     path = Store(tmp_path).write(make_record())
-    path.write_text('{"schema": 4}')
-    with pytest.raises(RecordError, match="schema 4 is newer"):
+    path.write_text('{"schema": 5}')
+    with pytest.raises(RecordError, match="schema 5 is newer"):
         Store(tmp_path).find(H200, "sgemm", PROBLEM)
-    assert path.read_text() == '{"schema": 4}'
+    assert path.read_text() == '{"schema": 5}'
 
 
 def test_read_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -572,14 +572,16 @@ def rendered(code: str, launch: records.Launch) -> Source:
 
 def test_serves() -> None:
     record = make_record()
-    launch = records.Launch(record.launch.grid, record.launch.block, record.launch.shared_bytes)
+    launch = records.Launch.of("sgemm", record.launch.grid, record.launch.block, record.launch.shared_bytes)
     same = rendered(record.code_digest, launch)
     assert records.serves(record, H200, PROBLEM, same) is None
     other_limits = dataclasses.replace(H200, l2_bytes=1, shared_per_block=1)
     assert records.serves(record, other_limits, PROBLEM, same) is None
     renamed = dataclasses.replace(H200, name="NVIDIA H200 NVL")
     other_code = rendered("d" * 64, launch)
-    other_launch = rendered(record.code_digest, dataclasses.replace(launch, grid=(1, 1, 1)))
+    other_launch = rendered(
+        record.code_digest, records.Launch.of("sgemm", (1, 1, 1), launch.block, launch.shared_bytes)
+    )
     for device, problem, source, why in (
         (H200, Problem(1024, 1024, 1016, beta=1), same, "the record is for beta 0, not 1"),
         (H200, Problem(1024, 512, 1016), same, "the record is for n 1024, not 512"),
@@ -636,6 +638,10 @@ def older(schema: int) -> dict[str, Any]:
     """The record as an earlier version wrote it."""
     old = json.loads(TEXT)
     old["schema"] = schema
+    kernel = old["launch"].pop("kernels")[0]
+    old["launch"] |= {name: kernel[name] for name in ("grid", "block", "shared_bytes")}
+    if schema == 3:
+        return old
     old["timing"]["quantiles"] = old["timing"].pop("quantiles_ms")
     old["timing"]["clocks"] = {"sm_mhz": [1980, 1975], "others": 2}
     old["resources"]["shared_bytes"] = old["resources"].pop("static_shared_bytes")
@@ -662,10 +668,19 @@ def older(schema: int) -> dict[str, Any]:
     return old
 
 
+def test_a_record_of_schema_3_is_migrated() -> None:
+    old = older(3)
+    assert from_json(json.dumps(old), "x") == from_json(TEXT, "x")
+    old["launch"]["workspace_bytes"] = 64
+    launch = from_json(json.dumps(old), "x").launch
+    assert (launch.kernels[0].entry, launch.kernels[0].arguments[-1]) == ("sgemm", "workspace")
+    assert launch == records.Launch.of("sgemm", (512, 1, 1), (256, 1, 1), 49152, 64)
+
+
 def test_a_record_of_schema_2_is_migrated() -> None:
     record = from_json(json.dumps(older(2)), "x")
     assert (record.schema, record.gpu_uuid, record.machine_code_digest, record.imported) == (
-        3,
+        4,
         None,
         None,
         None,
@@ -702,7 +717,7 @@ def test_what_migration_cannot_read_is_one_line_too() -> None:
 def test_a_record_of_schema_1_is_migrated() -> None:
     old = older(1)
     record = from_json(json.dumps(old), "x")
-    assert (record.schema, record.launch.workspace_bytes, record.search.stages_s) == (3, 0, {})
+    assert (record.schema, record.launch.workspace_bytes, record.search.stages_s) == (4, 0, {})
     assert record.cublas is not None
     assert record.cublas.version is None
     old["launch"] = 3

@@ -19,10 +19,11 @@ from test_render import assert_tidy
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
-from autotune.measure.proof import miniatures, prove, small_problem, workspace_of
+from autotune.measure.proof import miniatures, prove, small_problem
 from autotune.measure.verify import UNIT_ROUNDOFF
 from autotune.simulator import Report, run_ptx
 from autotune.simulator.counters import GLOBAL_REQUESTS, GLOBAL_SECTORS, SHARED_CONFLICTS
+from autotune.simulator.launches import workspace_of
 from autotune.space.space import Config, Space
 from autotune.values.device import named_device
 from autotune.values.measurement import Verdict
@@ -173,7 +174,7 @@ def wrong(case: Case, source: Source, binary: Binary) -> str:
         old = weight * c.matrix.astype(np.float64) if weight else np.zeros(p.c_shape)
         exact = alpha * (left @ right) + old
         size = abs(alpha) * (np.abs(left) @ np.abs(right)) + np.abs(old)
-    workspace = workspace_of(source)
+    workspace = tuple(workspace_of(source.launch).values())
     found: list[NDArray[np.float32]] = []
     for _ in range(2):  # the second launch finds the counters as the first one left them
         c.memory[:] = before
@@ -305,7 +306,7 @@ def test_memory_is_read_once_and_in_whole_sectors(preset: str) -> None:
     binary = compile_text(source.text, source.entry, "sm_90", UNOPTIMISED)
     assert isinstance(binary, Binary), binary
     a, b, c = (np.zeros(shape, np.float32) for shape in (small.a_shape, small.b_shape, small.c_shape))
-    arguments = (np.float32(1), a, b, np.float32(0), c, *workspace_of(source))
+    arguments = (np.float32(1), a, b, np.float32(0), c, *workspace_of(source.launch).values())
     counted = run(source, binary, arguments, counters=True).counters
     assert counted is not None
     sectors, requests = (

@@ -17,7 +17,7 @@ from autotune.measure.comparison import LIBRARIES, Baseline
 from autotune.measure.cublas import CublasError
 from autotune.measure.site import Site
 from autotune.values.device import named_device
-from autotune.values.measurement import MeasuredTrial
+from autotune.values.measurement import Launch, MeasuredTrial
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(40, 30, 20, "nt", beta=1)
@@ -80,7 +80,7 @@ def bench(monkeypatch):
     made.tf32 = Entrant(gpu, 0.5, tf32)
     site.cublas_tf32 = SimpleNamespace(multiplication=lambda problem: made.tf32)
     site.cublaslt = SimpleNamespace(multiplications=lambda problem: made.algorithms)
-    monkeypatch.setattr(stand, "Multiplication", lambda gpu, cubin, entry, launch: made.kernel)
+    monkeypatch.setattr(stand, "Multiplication", lambda gpu, cubin, launch: made.kernel)
     monkeypatch.setattr(stand, "EventTimer", Timer)
     monkeypatch.setattr(stand, "context_lost", lambda: False)
     monkeypatch.setattr(stand, "kernel_names", lambda gpu, enqueue: f"takes_{enqueue.func.ms}")
@@ -222,18 +222,25 @@ def standing(bench):
     return made
 
 
+def launch(name):
+    return Launch.of(name, (1, 1, 1), (32, 1, 1))
+
+
 @pytest.fixture
 def named(standing, monkeypatch):
-    monkeypatch.setattr(stand, "Multiplication", lambda gpu, cubin, entry, launch: standing.kernels[entry])
-    return lambda *names: {10 + i: (b"", name, COMPARISON.launch) for i, name in enumerate(names)}
+    def loaded(gpu, cubin, launch):
+        return standing.kernels[launch.kernels[0].entry]
+
+    monkeypatch.setattr(stand, "Multiplication", loaded)
+    return lambda *names: {10 + i: (b"", launch(name)) for i, name in enumerate(names)}
 
 
 def test_a_candidate_is_checked_then_timed(standing, named):
-    outcome, usable = standing.trial(b"", "better", COMPARISON.launch, None)
+    outcome, usable = standing.trial(b"", launch("better"), None)
     assert usable
     assert (outcome.timing.median_ms, outcome.timing.l2, outcome.verdict.ok) == (0.9, "warm", True)
     assert {call[:2] for call in standing.kernels["better"].calls[1:-1]} == {(1.0, 1.0)}
-    outcome, usable = standing.trial(b"", "wrong", COMPARISON.launch, None)
+    outcome, usable = standing.trial(b"", launch("wrong"), None)
     assert (outcome.kind, usable) == ("correctness", True)
     assert "C[39, 29]" in outcome.why
 
@@ -288,7 +295,7 @@ def starving(standing, monkeypatch, named):
 
 def test_memory_that_others_took_is_no_fault_of_the_candidate(standing, starving):
     before = standing.facts.memory_free
-    outcome, usable = standing.trial(b"", "others", COMPARISON.launch, None)
+    outcome, usable = standing.trial(b"", launch("others"), None)
     assert isinstance(outcome, MachineFault)
     assert outcome.why.startswith("cudaErrorMemoryAllocation")
     assert outcome.why.endswith(f": {before // 2} bytes of the GPU are free, {before} were at the start")
@@ -296,7 +303,7 @@ def test_memory_that_others_took_is_no_fault_of_the_candidate(standing, starving
 
 
 def test_a_candidate_that_needs_more_memory_than_there_is_is_rejected(standing, starving):
-    outcome, usable = standing.trial(b"", "itself", COMPARISON.launch, None)
+    outcome, usable = standing.trial(b"", launch("itself"), None)
     assert (outcome.kind, outcome.why[:25], usable) == ("crash", "cudaErrorMemoryAllocation", True)
 
 
@@ -313,7 +320,7 @@ def test_an_error_of_the_machine_is_no_fault_of_the_candidate(standing, named, s
         raise cuda.runtime.CUDARuntimeError(status)
 
     standing.kernels["broken"] = broken
-    outcome, usable = standing.trial(b"", "broken", COMPARISON.launch, None)
+    outcome, usable = standing.trial(b"", launch("broken"), None)
     assert isinstance(outcome, MachineFault), outcome
     assert not usable
     said, fault = standing.answer("finals", [named("good", "broken"), True], [].append)

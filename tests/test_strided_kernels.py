@@ -9,8 +9,8 @@ from test_kernels import bits, expected, space
 
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.render import render
-from autotune.measure.proof import workspace_of
 from autotune.simulator import run_ptx
+from autotune.simulator.launches import workspace_of
 from autotune.values.device import named_device
 from autotune.values.problem import Layout, Strided
 
@@ -70,7 +70,7 @@ def test_a_kernel_fitted_to_strided_operands_is_right(name: str, beta: int) -> N
         c_rows[:] = np.nan
     wanted = expected(source, a_rows, b_rows, c_rows.copy(), 1.5, 0.5)
     launch, scalars = source.launch, (np.float32(1.5), np.float32(0.5))
-    args = [scalars[0], a, b, scalars[1], c, *workspace_of(source)]
+    args = [scalars[0], a, b, scalars[1], c, *workspace_of(source.launch).values()]
     report = run_ptx(
         binary.ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes
     )

@@ -17,10 +17,10 @@ from autotune.code.compiler import Binary, compile_text
 from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
 from autotune.errors import Rejected
-from autotune.measure.proof import workspace_of
 from autotune.measure.verify import UNIT_ROUNDOFF, verify_numpy
 from autotune.simulator import run_ptx
 from autotune.simulator.fma import fma32
+from autotune.simulator.launches import workspace_of
 from autotune.space.file import read_space_file
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -103,7 +103,7 @@ def stored(problem: Problem, a: Floats, b: Floats) -> tuple[Floats, Floats]:
 def multiply(source: Source, ptx: str, a: Floats, b: Floats, c: Floats, alpha: float, beta: float) -> Floats:
     """Run a kernel with every check on; a, b as stored."""
     launch = source.launch
-    out, workspace = c.copy(), workspace_of(source)
+    out, workspace = c.copy(), tuple(workspace_of(source.launch).values())
     args: tuple[Any, ...] = (np.float32(alpha), a.copy(), b.copy(), np.float32(beta), out, *workspace)
     report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes)
     if report.faults:

@@ -43,7 +43,7 @@ def finite_check(problem: Problem) -> Source:
         problem=problem,
         text=text,
         entry="find_not_finite",
-        launch=Launch((min(blocks, MOST_BLOCKS), 1, 1), (THREADS, 1, 1), 0),
+        launch=Launch.of("find_not_finite", (min(blocks, MOST_BLOCKS), 1, 1), (THREADS, 1, 1)),
         code_digest=digest,
         template_digest=digest,
         space_digest=digest,

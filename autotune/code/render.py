@@ -26,8 +26,8 @@ class Source:
         config: The choices it was rendered from.
         problem: What it computes.
         text: CUDA C++.
-        entry: Name of the kernel.
-        launch: Grid, block and dynamic shared memory.
+        entry: Name of the kernel that computes the product.
+        launch: What is launched, and how.
         code_digest: SHA-256 of the text without comments: it decides whether a record still fits this code.
         template_digest: SHA-256 of the template and every file that it could load.
         space_digest: `Space.digest`.
@@ -68,7 +68,9 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         problem=problem,
         text=text,
         entry=space.family,
-        launch=Launch((grid, 1, 1), (threads // rows, rows, 1), shared_bytes, workspace_bytes),
+        launch=Launch.of(
+            space.family, (grid, 1, 1), (threads // rows, rows, 1), shared_bytes, workspace_bytes
+        ),
         code_digest=hashlib.sha256(code_of(text).encode()).hexdigest(),
         template_digest=template.digest,
         space_digest=space.digest,

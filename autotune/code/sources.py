@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from autotune.code.depot import Depot
 from autotune.code.render import Source, render, template_digest
 from autotune.space.space import Config, Space
 from autotune.space.statements import Value
+from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
@@ -55,13 +55,13 @@ def rendered(
             **facts,
             config=Config(config),
             problem=problem,
-            launch=Launch(tuple(launch.pop("grid")), tuple(launch.pop("block")), **launch),
+            launch=typed.build(Launch, launch, key),
             template_digest=digest,
         )
     source = render(space, space.config(values), problem, device)
     names = ("family", "text", "entry", "code_digest", "space_digest")
     facts = {name: getattr(source, name) for name in names}
-    facts |= {"config": dict(source.config), "launch": asdict(source.launch)}
+    facts |= {"config": dict(source.config), "launch": typed.plain(source.launch)}
     depot.put(key, json.dumps(facts).encode())
     return source
 

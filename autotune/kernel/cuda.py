@@ -10,7 +10,7 @@ import ctypes
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -24,9 +24,11 @@ from autotune.kernel.libraries import PER_THREAD_DEFAULT, Taken, cupy_stream, ta
 from autotune.kernel.once import Once
 from autotune.values.device import Device, current_device
 from autotune.values.faults import known_fault
+from autotune.values.measurement import Argument, KernelLaunch, Launch
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 _INVALID_CONTEXT = 201  # CUresult
+_PLACES: dict[Argument, int] = {"a": 0, "b": 8, "c": 16, "workspace": 24, "alpha": 32, "beta": 36}
 
 
 class CudaMachine:
@@ -151,24 +153,24 @@ def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
         with _current(runtime, ordinal):
             module = Module()
             module.load(cubin)
-            function = module.get_function(source.entry)
-            if launch.shared_bytes > 0:  # above 48 KiB a kernel must opt in
-                driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
+            functions = [module.get_function(each.entry) for each in launch.kernels]
+            for each, function in zip(launch.kernels, functions, strict=True):
+                if each.shared_bytes > 0:  # above 48 KiB a kernel must opt in
+                    driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, each.shared_bytes)
     except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
         if known_fault(str(error)):  # not this kernel's doing: any other would fail alike
             raise
         raise DeviceError(f"GPU {ordinal} does not load kernel {source.config.id}: {error}") from None
-    geometry = (function.ptr, *launch.grid, *launch.block, launch.shared_bytes)
-    return CudaLaunch(ordinal, geometry, launch.workspace_bytes, driver, runtime, function)
+    return CudaLaunch(ordinal, launch, [function.ptr for function in functions], driver, runtime, functions)
 
 
 class CudaLaunch:
-    """A loaded kernel; calling it enqueues one launch.
+    """Loaded kernels; calling it enqueues one multiplication.
 
     Args:
         ordinal: CUDA ordinal of the GPU.
-        geometry: Handle of the function, grid, block, dynamic shared memory in bytes.
-        workspace_bytes: Device memory for the kernel to work in, as its last argument; 0 for none.
+        launch: What is launched, and how.
+        functions: Handle of each kernel of the launch.
         driver: CuPy's driver interface.
         runtime: CuPy's runtime interface.
         kept: An object that must live as long as this.
@@ -177,15 +179,19 @@ class CudaLaunch:
     def __init__(
         self,
         ordinal: int,
-        geometry: tuple[int, ...],
-        workspace_bytes: int,
+        launch: Launch,
+        functions: Sequence[int],
         driver: Any,
         runtime: Any,
         kept: Any = None,
     ) -> None:
         self._ordinal = ordinal
-        self._geometry = geometry
-        self._workspace_bytes = workspace_bytes
+        self._kernels = launch.kernels
+        self._geometries = [
+            (function, *each.grid, *each.block, each.shared_bytes)
+            for function, each in zip(functions, launch.kernels, strict=True)
+        ]
+        self._workspace_bytes = launch.workspace_bytes
         self._launch_kernel = driver.launchKernel
         self._errors: tuple[type[Exception], ...] = (driver.CUDADriverError, runtime.CUDARuntimeError)
         self._runtime = runtime
@@ -212,7 +218,7 @@ class CudaLaunch:
         try:
             arguments = buffers.pop()  # one of its own for every launch under way: threads share no buffer
         except IndexError:
-            arguments = _Arguments(bool(self._workspace_bytes))
+            arguments = _Arguments(self._kernels)
         addresses, scalars = arguments.addresses, arguments.scalars
         addresses[0] = a
         addresses[1] = b
@@ -221,13 +227,14 @@ class CudaLaunch:
         scalars[1] = beta
         if self._workspace_bytes:
             addresses[3] = self.workspace(stream)
-        try:
-            self._launch_kernel(*self._geometry, stream, arguments.pointers, 0)
-        except self._errors as error:
-            self._launch_again(error, stream, arguments)
+        for geometry, pointers in zip(self._geometries, arguments.pointers, strict=True):
+            try:
+                self._launch_kernel(*geometry, stream, pointers, 0)
+            except self._errors as error:
+                self._launch_again(error, geometry, stream, pointers)
         buffers.append(arguments)
 
-    def _launch_again(self, error: Exception, stream: int, arguments: _Arguments) -> None:
+    def _launch_again(self, error: Exception, geometry: tuple[int, ...], stream: int, pointers: int) -> None:
         """Make the kernel's GPU current and repeat the launch, if that can have been what was missing.
 
         Raises:
@@ -237,7 +244,7 @@ class CudaLaunch:
             elsewhere = self._runtime.getDevice() != self._ordinal
             if elsewhere or getattr(error, "status", None) == _INVALID_CONTEXT:
                 with _current(self._runtime, self._ordinal):
-                    self._launch_kernel(*self._geometry, stream, arguments.pointers, 0)
+                    self._launch_kernel(*geometry, stream, pointers, 0)
                 return
         except self._errors as again:
             error = again
@@ -292,26 +299,30 @@ class CudaLaunch:
 
 
 class _Arguments:
-    """The arguments of one launch in memory, and the array of pointers to them that the driver takes.
+    """The arguments of one multiplication in memory, and arrays of pointers to them for the driver.
 
     Attributes:
         addresses: Of A, B, C and the workspace; may be written.
         scalars: alpha and beta; may be written.
-        pointers: Address of the array of pointers: alpha, A, B, beta, C, and the workspace if there is one.
+        pointers: Address of the array of pointers of each kernel.
     """
 
     __slots__ = ("_memory", "addresses", "pointers", "scalars")
 
-    def __init__(self, workspace: bool) -> None:
-        self._memory = (ctypes.c_uint64 * 11)()  # 4 addresses, 2 floats, 6 pointers
+    def __init__(self, kernels: Sequence[KernelLaunch]) -> None:
+        names = [name for each in kernels for name in each.arguments]
+        self._memory = (ctypes.c_uint64 * (5 + len(names)))()  # 4 addresses, 2 floats, pointers
         start = ctypes.addressof(self._memory)
         whole = memoryview(self._memory).cast("B")
         self.addresses = whole[:32].cast("Q")
         self.scalars = whole[32:40].cast("f")
-        places = (32, 0, 8, 36, 16, 24)[: 6 if workspace else 5]
-        for number, place in enumerate(places):
-            self._memory[5 + number] = start + place
-        self.pointers = start + 40
+        self.pointers = []
+        for number, name in enumerate(names):
+            self._memory[5 + number] = start + _PLACES[name]
+        following = start + 40
+        for each in kernels:
+            self.pointers.append(following)
+            following += 8 * len(each.arguments)
 
 
 @contextmanager

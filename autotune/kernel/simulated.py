@@ -99,8 +99,8 @@ class SimulatedLaunch:
         Raises:
             SimulationFault: The kernel did something that no CUDA kernel may do.
         """
-        from autotune.measure.proof import workspace_of
-        from autotune.simulator import MAX_SECONDS, run_ptx
+        from autotune.simulator import MAX_SECONDS
+        from autotune.simulator.launches import run_launch, workspace_of
 
         problem, launch = self._source.problem, self._source.launch
         sizes = [
@@ -112,20 +112,17 @@ class SimulatedLaunch:
             )
         ]
         arrays = _floats((a, b, c), sizes)
-        run_ptx(
+        run_launch(
             self._ptx,
-            self._source.entry,
-            launch.grid,
-            launch.block,
-            (
-                np.float32(alpha),
-                arrays[0],
-                arrays[1],
-                np.float32(beta),
-                arrays[2],
-                *workspace_of(self._source),
-            ),
-            shared_bytes=launch.shared_bytes,
+            launch,
+            {
+                "alpha": np.float32(alpha),
+                "beta": np.float32(beta),
+                "a": arrays[0],
+                "b": arrays[1],
+                "c": arrays[2],
+                **workspace_of(launch),
+            },
             max_seconds=MAX_SECONDS + problem.flops / _FLOPS_PER_SECOND,
         ).raise_if_faulty()
 

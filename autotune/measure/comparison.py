@@ -49,7 +49,6 @@ class Comparison:
         alpha: Scalar of the product.
         beta: Scalar of C.
         cubin: The kernel.
-        entry: Its name.
         launch: How to start it.
         seed: Of the operands.
         cold: Time with operands that are not in the L2 cache.
@@ -62,7 +61,6 @@ class Comparison:
     alpha: float
     beta: float
     cubin: bytes
-    entry: str
     launch: Launch
     seed: int
     cold: bool

@@ -131,27 +131,22 @@ class LoadedModule:
 class Multiplication:
     """A loaded candidate: ``C = alpha op(A) op(B) + beta C`` on addresses."""
 
-    def __init__(self, gpu: Gpu, cubin: bytes, entry: str, launch: Launch) -> None:
-        self._enqueue = LoadedModule(gpu, cubin).kernel(entry, launch.shared_bytes)
-        self._launch = launch
-        self._workspace: tuple[np.uint64, ...] = ()
+    def __init__(self, gpu: Gpu, cubin: bytes, launch: Launch) -> None:
+        module = LoadedModule(gpu, cubin)
+        self._kernels = [(each, module.kernel(each.entry, each.shared_bytes)) for each in launch.kernels]
+        self._workspace = 0
         if launch.workspace_bytes:
             self._memory = gpu.allocate(launch.workspace_bytes)
             gpu.fill(self._memory.ptr, 0, launch.workspace_bytes)
-            self._workspace = (np.uint64(self._memory.ptr),)
+            self._workspace = self._memory.ptr
 
     def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> None:
         """Enqueue one call."""
-        self._enqueue(
-            self._launch.grid,
-            self._launch.block,
-            np.float32(alpha),
-            np.uint64(a),
-            np.uint64(b),
-            np.float32(beta),
-            np.uint64(c),
-            *self._workspace,
-        )
+        given: dict[str, np.generic] = {"alpha": np.float32(alpha), "beta": np.float32(beta)}
+        addresses = {"a": a, "b": b, "c": c, "workspace": self._workspace}
+        given |= {name: np.uint64(address) for name, address in addresses.items()}
+        for each, enqueue in self._kernels:
+            enqueue(each.grid, each.block, *(given[name] for name in each.arguments))
 
 
 class EventTimer:

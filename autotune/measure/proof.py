@@ -11,17 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.code.render import Source, render
+from autotune.code.render import render
 from autotune.code.single import compile_bounded
 from autotune.errors import Rejected, SpaceError, UsageError
 from autotune.measure.verify import draw_scalars, verify_numpy
-from autotune.simulator import run_ptx
+from autotune.simulator.launches import run_launch, workspace_of
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
 from autotune.values.measurement import Verdict
-from autotune.values.problem import FLOAT_BYTES, Problem, Strided
+from autotune.values.problem import Problem, Strided
 
 MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds
 MOST_SECONDS = 300.0  # of CPU time; a miniature takes some tenths
@@ -116,12 +115,6 @@ def prove(
     return Verdict(True, nearest.error, nearest.bound, "", inputs)
 
 
-def workspace_of(source: Source) -> tuple[NDArray[np.float32], ...]:
-    """Return the workspace of a kernel for the simulator, if it takes one: the arguments behind C."""
-    size = source.launch.workspace_bytes
-    return (np.zeros(size // FLOAT_BYTES, np.float32),) if size else ()
-
-
 def _executed(
     space: Space, config: Config, problem: Problem, device: Device, seed: int
 ) -> Verdict | Rejected:
@@ -138,18 +131,15 @@ def _executed(
         for shape in (problem.a_shape, problem.b_shape, problem.c_shape)
     )
     alpha, beta = draw_scalars(problem, random)
-    workspace = workspace_of(source)
+    workspace = workspace_of(source.launch)
     results = []
     for _ in range(2 if workspace else 1):  # a second launch finds what the first one left
         c = c0.copy() if problem.beta else np.full_like(c0, np.nan)
         try:
-            report = run_ptx(
+            report = run_launch(
                 binary.ptx,
-                source.entry,
-                source.launch.grid,
-                source.launch.block,
-                (alpha, a, b, beta, c, *workspace),
-                shared_bytes=source.launch.shared_bytes,
+                source.launch,
+                {"alpha": alpha, "a": a, "b": b, "beta": beta, "c": c, **workspace},
                 max_steps=MOST_STEPS,
                 max_seconds=MOST_SECONDS,
             )

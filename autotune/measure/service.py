@@ -68,7 +68,7 @@ def serve(connection: Connection, ordinal: int, problem: Problem | None, seed: i
 class Bench(Protocol):
     """Where candidates, finalists and libraries are checked and timed."""
 
-    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
+    def trial(self, cubin: bytes, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
         """Verify and time one candidate; also return whether this process can go on."""
         ...
 
@@ -141,9 +141,9 @@ class _Bench:
         self._stand = None if problem is None else Stand(site, problem, seed, cold)
         self.facts = site.facts(0) if self._stand is None else self._stand.facts
 
-    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
+    def trial(self, cubin: bytes, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
         assert self._stand is not None, "candidates need a problem"
-        return self._stand.trial(cubin, entry, launch, best_ms)
+        return self._stand.trial(cubin, launch, best_ms)
 
     def answer(self, kind: str, about: list[Any], announce: Announce) -> tuple[str, Any]:
         from autotune.measure.cublas import CublasError

@@ -35,8 +35,8 @@ _EXPECTED: tuple[type[Exception], ...] = (*CUDA_ERRORS, CublasError)
 
 W = TypeVar("W", bound=Hashable)
 Announce = Callable[[Any], None]
-Candidate = tuple[bytes, str, Launch]
-"""Machine code, the kernel's name, and how it is launched."""
+Candidate = tuple[bytes, Launch]
+"""Machine code, and how it is launched."""
 
 
 class Stand:
@@ -79,10 +79,10 @@ class Stand:
         gpu.synchronize()
         self.facts = site.facts(self._checker.set_count, inputs=time.perf_counter() - began)
 
-    def trial(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
+    def trial(self, cubin: bytes, launch: Launch, best_ms: float | None) -> tuple[Tried, bool]:
         """Verify and time one candidate; also return whether this process can go on."""
         try:
-            return self._measured(cubin, entry, launch, best_ms), True
+            return self._measured(cubin, launch, best_ms), True
         except CUDA_ERRORS as error:
             fault = CudaFault.of(error)
         # Outside the handler: the traceback would keep the module loaded.
@@ -90,8 +90,8 @@ class Stand:
         outcome = self._site.fault(fault, self.facts.memory_free)
         return outcome, usable and not isinstance(outcome, MachineFault)
 
-    def _measured(self, cubin: bytes, entry: str, launch: Launch, best_ms: float | None) -> Trial:
-        multiply = Multiplication(self._gpu, cubin, entry, launch)
+    def _measured(self, cubin: bytes, launch: Launch, best_ms: float | None) -> Trial:
+        multiply = Multiplication(self._gpu, cubin, launch)
         verdict = self._checker.check(multiply)
         if isinstance(verdict, Rejected):
             return verdict
@@ -141,7 +141,7 @@ class Stand:
         problem, asked = comparison.problem, comparison.libraries
         announce(KERNEL)
         entrants: dict[str, Multiply] = {
-            KERNEL: Multiplication(self._gpu, comparison.cubin, comparison.entry, comparison.launch)
+            KERNEL: Multiplication(self._gpu, comparison.cubin, comparison.launch)
         }
         counts: dict[str, int] = {}
         if "cublas" in asked and (cublas := self._site.cublas) is not None:

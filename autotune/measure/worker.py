@@ -50,7 +50,6 @@ class LogEntry(Protocol):
 class _Job:
     key: Hashable
     cubin: bytes
-    entry: str
     launch: Launch
     best_ms: float | None
     timeout_s: float
@@ -178,7 +177,7 @@ class GpuWorker:
             timeout_s: Limit from when the worker begins with it.
             entry: Written by the child, which gets a copy; by this process if the child cannot.
         """
-        self._queue.append(_Job(key, binary.cubin, binary.entry, launch, best_ms, timeout_s, entry))
+        self._queue.append(_Job(key, binary.cubin, launch, best_ms, timeout_s, entry))
         self._advance()
 
     def collect(self, timeout: float = 0) -> list[tuple[Any, Tried]]:
@@ -247,7 +246,7 @@ class GpuWorker:
         lost: dict[Any, Trial] = {}  # by position, and cuBLAS by its name
         while True:
             left = {
-                number: (binary.cubin, binary.entry, launch)
+                number: (binary.cubin, launch)
                 for number, (_, binary, launch) in enumerate(entries)
                 if number not in lost
             }
@@ -487,9 +486,7 @@ class GpuWorker:
         while self._facts is not None and self._queue and len(self._piped) < IN_PIPE:
             job = self._queue[0]
             try:
-                self._child.connection.send(
-                    ("trial", job.log_entry, job.cubin, job.entry, job.launch, job.best_ms)
-                )
+                self._child.connection.send(("trial", job.log_entry, job.cubin, job.launch, job.best_ms))
             except OSError:  # it died: the next `_advance` reads what it said before, and how it ended
                 return
             self._piped.append(self._queue.popleft())

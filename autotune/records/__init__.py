@@ -23,13 +23,14 @@ from autotune.records.schema import (
     Verification,
 )
 from autotune.records.store import Entry, Store
-from autotune.values.measurement import Launch, Timing
+from autotune.values.measurement import KernelLaunch, Launch, Timing
 
 __all__ = [
     "SCHEMA",
     "Cublas",
     "Entry",
     "Filed",
+    "KernelLaunch",
     "Launch",
     "Record",
     "RecordedDevice",

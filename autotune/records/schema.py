@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal
 from autotune.errors import REJECTION_KINDS, RecordError
 from autotune.values.device import Device, known_devices, slug_of
 from autotune.values.limits import Count, Limit, Milliseconds, Name, Quantiles, ReadOnly, Size
-from autotune.values.measurement import Launch, Timing
+from autotune.values.measurement import ARGUMENTS, Launch, Timing
 from autotune.values.problem import Problem
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 AGREE = 1e-3  # how far a number may be from what others in the record make it: they are rounded
 LAUNCH_MS = 5e-4  # no launch takes less than half a microsecond
 FASTEST_MHZ = 4000  # no GPU has a higher clock
@@ -87,7 +87,7 @@ class Resources:
     Attributes:
         registers: Registers of one thread.
         spill_bytes: Bytes of local memory that one thread spills.
-        static_shared_bytes: Static shared memory of a block; ``launch.shared_bytes`` is the dynamic one.
+        static_shared_bytes: Static shared memory of a block; ``shared_bytes`` of a launch is the dynamic one.
     """
 
     registers: Size
@@ -226,7 +226,7 @@ class Record:
         RecordError: The parts contradict each other, or a time is shorter than the GPU can be.
     """
 
-    schema: Literal[3] = SCHEMA
+    schema: Literal[4] = SCHEMA
     evidence: Literal["measured", "estimated"]
     problem: Problem
     device: RecordedDevice
@@ -318,13 +318,28 @@ def migrated(value: object) -> object:
 
     Schema 1 knew no workspace, no version of cuBLAS, no resumed search and no stages. Schema 2 listed the
     winner again as the first of its finalists, and knew no digest of machine code or of a finalist's code,
-    no UUID and no import; its names said less of their units.
+    no UUID and no import; its names said less of their units. Up to schema 3 a launch was that of one kernel,
+    of the family's name.
 
     Raises:
         RecordError: The first finalist is not the winner.
     """
-    if not (isinstance(value, dict) and type(value.get("schema")) is int and value["schema"] in (1, 2)):
+    if not (isinstance(value, dict) and type(value.get("schema")) is int and 1 <= value["schema"] < SCHEMA):
         return value
+    if value["schema"] < 3:
+        value = _of_schema_3(value)
+    launch = value.get("launch")
+    if not isinstance(launch, dict):
+        return value | {"schema": SCHEMA}
+    workspace_bytes = launch.get("workspace_bytes")
+    kernel = {"entry": value.get("family")}
+    kernel |= {name: each for name, each in launch.items() if name != "workspace_bytes"}
+    kernel["arguments"] = list(ARGUMENTS if workspace_bytes else ARGUMENTS[:-1])
+    launch = {"kernels": [kernel], "workspace_bytes": workspace_bytes}
+    return value | {"launch": launch, "schema": SCHEMA}
+
+
+def _of_schema_3(value: dict[str, Any]) -> dict[str, Any]:
     added = {
         "launch": {"workspace_bytes": 0},
         "cublas": {"version": None},
@@ -356,7 +371,7 @@ def migrated(value: object) -> object:
         ]
     elif "finalists" in value:
         whole["runners_up"] = listed
-    return whole | {"schema": SCHEMA}
+    return whole
 
 
 def _renamed(value: Any, old: str, new: str) -> Any:

@@ -423,7 +423,6 @@ def _row(
         alpha=shape.alpha,
         beta=shape.beta,
         cubin=binary.cubin,
-        entry=binary.entry,
         launch=winner.source.launch,
         seed=seed,
         cold=cold,

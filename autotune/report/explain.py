@@ -15,10 +15,10 @@ from autotune.code.render import Source, render
 from autotune.code.single import compile_bounded
 from autotune.errors import ConfigError, Rejected, ToolchainError
 from autotune.families import estimate
-from autotune.measure.proof import small_problem, workspace_of
+from autotune.measure.proof import small_problem
 from autotune.model import account
 from autotune.model.occupancy import Occupancy, occupancy
-from autotune.simulator import run_ptx
+from autotune.simulator.launches import run_launch, workspace_of
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
 from autotune.values.problem import Problem
@@ -322,15 +322,11 @@ def _counted(
     binary = _compiled(source, device, "-lineinfo")
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape, np.float32) for shape in (miniature.a_shape, miniature.b_shape))
-    c = np.zeros(miniature.c_shape, np.float32)
-    report = run_ptx(
+    c, beta = np.zeros(miniature.c_shape, np.float32), float(miniature.beta)
+    report = run_launch(
         binary.ptx,
-        source.entry,
-        source.launch.grid,
-        source.launch.block,
-        (1.0, a, b, float(miniature.beta), c, *workspace_of(source)),
-        shared_bytes=source.launch.shared_bytes,
-        checks=True,
+        source.launch,
+        {"alpha": 1.0, "a": a, "b": b, "beta": beta, "c": c, **workspace_of(source.launch)},
         counters=True,
     ).raise_if_faulty()
     counters = report.counters

@@ -22,6 +22,7 @@ from autotune.kernel.choices import Choice, Choices
 from autotune.measure.verify import error_bound
 from autotune.records import Store
 from autotune.values.device import Device
+from autotune.values.measurement import Argument
 from autotune.values.problem import Problem
 
 _TEMPLATES = Path(__file__).with_name("exported")
@@ -34,6 +35,14 @@ STATUSES = (  # what a launch returns; what is positive is a cudaError_t
     ("AUTOTUNE_WORKSPACE", -4, "the kernel needs a workspace, and it is a null pointer"),
     ("AUTOTUNE_NO_KERNEL", -5, "no exported kernel computes this problem"),
 )
+PARAMETERS: dict[Argument, str] = {
+    "alpha": "float alpha",
+    "a": "const float* A",
+    "b": "const float* B",
+    "beta": "float beta",
+    "c": "float* C",
+    "workspace": "float* workspace",
+}
 
 
 @dataclass(frozen=True)
@@ -73,10 +82,9 @@ class Export:
             return f"-gencode arch={self.arch.replace('sm', 'compute')},code={self.arch}"
         return f"-arch={self.arch}"
 
-    @property
-    def kernel(self) -> str:
-        """Name of the kernel in the CUDA file."""
-        return f"{self.name}_kernel"
+    def kernel(self, entry: str) -> str:
+        """Return the name of a kernel in the CUDA file."""
+        return f"{self.name}_{'kernel' if entry == self.choice.source.entry else entry}"
 
     @property
     def origin(self) -> str:
@@ -158,17 +166,13 @@ def cubin_files(export: Export, depot: Depot) -> tuple[bytes, str]:
     binary = cubins.load_or_compile(source.text, source.entry, export.device.arch, nvrtc=nvrtc, depot=depot)
     if isinstance(binary, Rejected):
         raise ToolchainError(f"the kernel of {export.problem} does not compile: {binary.why}")
-    arguments = ["float alpha", "const float* A", "const float* B", "float beta", "float* C"]
-    if source.launch.workspace_bytes:
-        arguments.append("float* workspace")
     launch: dict[str, Any] = {
-        "entry": binary.entry,
         "arch": binary.arch,
-        "grid": source.launch.grid,
-        "block": source.launch.block,
-        "shared_bytes": source.launch.shared_bytes,
+        "kernels": [
+            {**vars(each), "arguments": [PARAMETERS[name] for name in each.arguments]}
+            for each in source.launch.kernels
+        ],
         "workspace_bytes": source.launch.workspace_bytes,
-        "arguments": arguments,
         "alignment": ALIGNMENT,
         "problem": vars(export.problem),
         "config": dict(choice.config),
@@ -179,12 +183,15 @@ def cubin_files(export: Export, depot: Depot) -> tuple[bytes, str]:
 
 
 def _embedded(export: Export) -> str:
-    """Return the source with a kernel name of its own, so that files of one family link into one program."""
+    """Return the source with kernel names of its own, so that files of one family link into one program."""
     source = export.choice.source
     start = source.text.index("__global__")
-    named = re.sub(rf"\b{re.escape(source.entry)}(?=\s*\()", export.kernel, source.text[start:], count=1)
+    named = source.text[start:]
+    for each in source.launch.kernels:
+        named = re.sub(rf"\b{re.escape(each.entry)}(?=\s*\()", export.kernel(each.entry), named, count=1)
     return (source.text[:start] + named).rstrip("\n")
 
 
 def _names(exports: Sequence[Export]) -> dict[str, Any]:
-    return {"version": __version__, "statuses": STATUSES, "alignment": ALIGNMENT, "device": exports[0].device}
+    facts = {"version": __version__, "statuses": STATUSES, "alignment": ALIGNMENT, "parameters": PARAMETERS}
+    return {**facts, "device": exports[0].device}

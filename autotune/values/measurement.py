@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from autotune.errors import MachineFault, Rejected
+from autotune.errors import MachineFault, RecordError, Rejected
 from autotune.values.device import Device
 from autotune.values.limits import Count, Milliseconds, Name, Quantiles, ReadOnly, Scalar, Size
 
 L2 = Literal["warm", "cold"]
 Method = Literal["back-to-back", "graph"]
+Argument = Literal["alpha", "a", "b", "beta", "c", "workspace"]
+ARGUMENTS: tuple[Argument, ...] = get_args(Argument)
 Clocks = Mapping[Name, Scalar | tuple[Scalar, ...]]
 
 TIE_MEDIAN = 1.01
@@ -19,21 +21,76 @@ TIE_OVERLAP = 1.03
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched.
+class KernelLaunch:
+    """How one kernel is launched.
 
     Attributes:
+        entry: Its name in the machine code.
         grid: Blocks in x, y, z.
         block: Threads of a block in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
-        workspace_bytes: Device memory that the kernel takes as one more, last argument: all zero before the
-            first launch, for one launch at a time; 0 for none.
+        arguments: What it takes, in the order of its parameters: scalars, and addresses of the operands as
+            stored and of the workspace.
     """
 
+    entry: Name
     grid: tuple[Size, Size, Size]
     block: tuple[Size, Size, Size]
     shared_bytes: Count
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one multiplication launches.
+
+    Attributes:
+        kernels: Launched one after the other, of the same machine code; the last one computes the product.
+        workspace_bytes: Device memory that the kernels work in: all zero before the first multiplication,
+            for one at a time; 0 for none.
+
+    Raises:
+        RecordError: There is no kernel, or the workspace is taken by none, or has no size.
+    """
+
+    kernels: tuple[KernelLaunch, ...]
     workspace_bytes: Count = 0
+
+    def __post_init__(self) -> None:
+        if not self.kernels:
+            raise RecordError("launch.kernels is empty: at least one kernel is launched")
+        if any("workspace" in each.arguments for each in self.kernels) != (self.workspace_bytes > 0):
+            raise RecordError(
+                f"a workspace of {self.workspace_bytes} bytes contradicts the arguments of the kernels"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        entry: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int = 0,
+        workspace_bytes: int = 0,
+    ) -> Launch:
+        """Return the launch of one kernel: on alpha, A, B, beta, C, and a workspace if it has a size."""
+        arguments = ARGUMENTS if workspace_bytes else ARGUMENTS[:-1]
+        return cls((KernelLaunch(entry, grid, block, shared_bytes, arguments),), workspace_bytes)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks of the product in x, y, z."""
+        return self.kernels[-1].grid
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Threads of a block of the product in x, y, z."""
+        return self.kernels[-1].block
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block of the product."""
+        return self.kernels[-1].shared_bytes
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,9 @@ def launch_all(path: Path) -> None:
         memory = [gpu.allocate(array.nbytes) for array in arrays]
         for place, array in zip(memory, arrays, strict=True):
             gpu.upload(place.ptr, array)
-        launch = Launch(tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared_bytes"])
-        multiply = Multiplication(gpu, base64.b64decode(kernel["cubin"]), kernel["entry"], launch)
+        shape = tuple(kernel["grid"]), tuple(kernel["block"])
+        launch = Launch.of(kernel["entry"], *shape, kernel["shared_bytes"])
+        multiply = Multiplication(gpu, base64.b64decode(kernel["cubin"]), launch)
         a, b, c = arrays
         beta = BETA * problem.beta
         multiply(ALPHA, memory[0].ptr, memory[1].ptr, beta, memory[2].ptr)

@@ -41,7 +41,6 @@ def comparison(device, problem, mistake="", alpha=1.0, beta=None, cold=False, va
         alpha=alpha,
         beta=float(problem.beta) if beta is None else beta,
         cubin=binary.cubin,
-        entry=binary.entry,
         launch=launch,
         seed=1,
         cold=cold,

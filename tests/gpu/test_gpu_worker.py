@@ -46,7 +46,7 @@ def candidate(device, problem, mistake="", globals_="", shared_bytes=0, value=""
     )
     binary = compile_text(text, "sgemm", device.arch)
     assert not isinstance(binary, Rejected), binary.why
-    return binary, Launch((-(-problem.n // 128), problem.m, 1), (128, 1, 1), shared_bytes)
+    return binary, Launch.of("sgemm", (-(-problem.n // 128), problem.m, 1), (128, 1, 1), shared_bytes)
 
 
 def measure(worker, *candidates, timeout_s=20.0):

@@ -14,9 +14,9 @@ from autotune.code.pool import default_workers
 from autotune.code.render import Source, render
 from autotune.kernel.kernel import CheckedKernel
 from autotune.measure.comparison import Baseline
-from autotune.measure.proof import workspace_of
 from autotune.report.bench import bench
 from autotune.simulator import run_ptx
+from autotune.simulator.launches import workspace_of
 from autotune.space.space import Space, families
 from autotune.values.device import current_device
 from autotune.values.problem import LAYOUTS, Problem
@@ -89,7 +89,7 @@ def test_the_gpu_errs_as_the_simulator_says(family: str) -> None:
     reference, _ = exact(problem, a, b)
     binary = compiled(source)
     c, launch = np.zeros(problem.c_shape, np.float32), source.launch
-    args: tuple[Any, ...] = (1.0, a, b, 0.0, c, *workspace_of(source))
+    args: tuple[Any, ...] = (1.0, a, b, 0.0, c, *workspace_of(source.launch).values())
     run_ptx(
         binary.ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes
     ).raise_if_faulty()

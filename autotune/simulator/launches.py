@@ -1,0 +1,67 @@
+"""Executes all kernels of a multiplication's launch, one after the other, on named arrays and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autotune.simulator import MAX_SECONDS, MAX_STEPS, Report, run_ptx
+from autotune.values.measurement import Argument, Launch
+from autotune.values.problem import FLOAT_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def workspace_of(launch: Launch) -> dict[Argument, NDArray[np.float32]]:
+    """Return the zeroed workspace of a launch for `run_launch`; empty where it needs none."""
+    size = launch.workspace_bytes
+    return {"workspace": np.zeros(size // FLOAT_BYTES, np.float32)} if size else {}
+
+
+def run_launch(
+    ptx: str,
+    launch: Launch,
+    values: Mapping[Argument, NDArray[Any] | int | float | np.generic],
+    *,
+    checks: bool = True,
+    counters: bool = False,
+    max_steps: int = MAX_STEPS,
+    max_seconds: float = MAX_SECONDS,
+) -> Report:
+    """Execute a launch on NumPy arrays, which it changes in place; see `run_ptx`.
+
+    Args:
+        ptx: With all kernels of the launch.
+        launch: What is launched, and how.
+        values: Of each argument that a kernel takes; of a pointer the array.
+        checks: Look for races and the like.
+        counters: Count instructions and memory traffic.
+        max_steps: Limit of basic blocks of each kernel.
+        max_seconds: Limit of CPU time of each kernel.
+
+    Returns:
+        The report of the last kernel that was executed: of the product, or of the first with a fault.
+
+    Raises:
+        UsageError: As for `run_ptx`.
+        UnsupportedPTX: Likewise.
+    """
+    for each in launch.kernels:
+        report = run_ptx(
+            ptx,
+            each.entry,
+            each.grid,
+            each.block,
+            [values[name] for name in each.arguments],
+            shared_bytes=each.shared_bytes,
+            checks=checks,
+            counters=counters,
+            max_steps=max_steps,
+            max_seconds=max_seconds,
+        )
+        if report.faults:
+            break
+    return report
