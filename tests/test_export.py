@@ -223,6 +223,10 @@ int main(void)
     printf("%d ", autotune_sgemm("tt", 33, 17, 20, 2, &one, &one, 0, &one, NULL, NULL));
     printf("%d ", autotune_sgemm("nt", 33, 17, 20, 2, &one, &one, 0, &one, NULL, NULL));
     printf("%d ", autotune_sgemm("nn", 33, 17, 21, 2, &one, &one, 0, &one, NULL, NULL));
+    printf("%d ", autotune_sgemm("nt", 33, 17, 0, 2, NULL, NULL, 3, &one, NULL, NULL));
+    printf("%g %g ", alpha_seen, beta_seen);
+    printf("%d ", autotune_sgemm("nn", 33, 18, 0, 2, NULL, NULL, 3, &one, NULL, NULL));
+    printf("%d ", autotune_sgemm("nn", 0, 17, 20, 2, NULL, NULL, 3, NULL, NULL, NULL));
     printf("%d %d\\n", (int)autotune_sgemm_workspace_bytes("nn", 33, 17, 20, 1),
            (int)autotune_sgemm_workspace_bytes("nn", 1, 1, 1, 1));
     return 0;
@@ -246,7 +250,11 @@ def test_the_header_dispatches_in_c_and_in_cpp(compiler, tmp_path):
     (tmp_path / "one.h").write_text(header_file(exports[:1], "one.h"))
     (tmp_path / "main.c").write_text('#include "one.h"\n' + PROGRAM)
     run(*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", "-o", "main", cwd=tmp_path)
-    assert run(tmp_path / "main", cwd=tmp_path).split() == ["1", "65", "2", "3", "129", "-5", "-5", "64", "0"]
+    assert run(tmp_path / "main", cwd=tmp_path).split() == [
+        *("1", "65", "2", "3", "129", "-5", "-5"),
+        *("1", "0", "3", "-5", "0"),
+        *("64", "0"),
+    ]
 
 
 def test_one_kernel_needs_no_dispatcher():

@@ -17,8 +17,8 @@ from tuning import PLAIN, Bench
 from autotune import records
 from autotune.errors import UsageError
 from autotune.kernel import best, choices, matmul, multiply
-from autotune.kernel.kernel import NoArray
 from autotune.kernel.libraries import NumPyLibrary, Taken
+from autotune.kernel.machine import NoArray
 from autotune.kernel.once import Once
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store, locks

@@ -18,7 +18,8 @@ from autotune.code.compiler import Binary
 from autotune.errors import DeviceError, RecordMissing, ToolchainError, UsageError
 from autotune.kernel.choices import Choice, Choices
 from autotune.kernel.cuda import cuda_machine, current_ordinal, driver_version
-from autotune.kernel.kernel import CheckedKernel, Kernel, Machine, compiled, raise_fault
+from autotune.kernel.kernel import CheckedKernel, Kernel, compiled, raise_fault
+from autotune.kernel.machine import Machine
 from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
 from autotune.paths import NO_HOME, NOWHERE
 from autotune.records import Store

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from autotune.code import cubins
 from autotune.code.compiler import Binary
 from autotune.code.depot import Depot
 from autotune.code.finite import finite_check
-from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import (
     AutotuneError,
@@ -23,7 +21,9 @@ from autotune.errors import (
     UsageError,
 )
 from autotune.kernel.choices import Choice, Served
+from autotune.kernel.corners import loaded, scale
 from autotune.kernel.libraries import Taken
+from autotune.kernel.machine import Enqueue, Machine, NoArray
 from autotune.kernel.once import Once
 from autotune.kernel.operands import Operand, leading, scalar, stream_pointer, strided
 from autotune.space.space import Config
@@ -36,51 +36,6 @@ if TYPE_CHECKING:
 
 _FLOAT32 = np.dtype(np.float32)
 _UNALIGNED = 15  # bits of an address that is no multiple of 16
-
-
-class Enqueue(Protocol):
-    """A loaded kernel: one call starts one launch."""
-
-    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
-        """Start one launch on addresses."""
-
-
-class Machine(Protocol):
-    """Where kernels run: a GPU, or the simulator of one.
-
-    Attributes:
-        device: Its facts.
-        ordinal: CUDA ordinal; None for the simulator.
-        options: For the compiler, beyond its usual ones.
-        ndarray: The array type with a short way through `Kernel.__call__`.
-    """
-
-    device: Device
-    options: tuple[str, ...]
-    ndarray: Any
-
-    @property
-    def ordinal(self) -> int | None:
-        """CUDA ordinal; None for the simulator."""
-
-    def current_stream(self, ordinal: int, /) -> Any:
-        """Return the current stream of ``ndarray``'s library."""
-
-    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
-        """Turn arrays into operands on a stream."""
-
-    def load(self, source: Source, binary: Binary) -> Enqueue:
-        """Make machine code callable."""
-
-    def answer(self, enqueue: Callable[[int], None], stream: int) -> float:
-        """Wait for the float that a launch on a stream writes, given its address; 0 where it writes none."""
-
-    def capturing(self, stream: int | None) -> bool:
-        """Return whether a stream is being captured; None for the current ones of this thread's libraries."""
-
-
-class NoArray:
-    """A type that no operand has: a kernel with this ``ndarray`` has no short way."""
 
 
 class Kernel:
@@ -137,7 +92,7 @@ class Kernel:
             a: A as stored, `Problem.a_shape` float32: `[m, k]`, or `[k, m]` for layout "t?".
             b: B as stored, `Problem.b_shape` float32: `[k, n]`, or `[n, k]` for layout "?t".
             out: C, `[m, n]` float32, apart from a and b; a new array of the library of ``a`` when not given.
-            alpha: Scalar of the product.
+            alpha: Scalar of the product; at 0 neither A nor B is read, and what is not finite there stays.
             beta: Scalar of C as it was; 0 never reads C. Only 0 unless the kernel was made for beta = 1.
             stream: A stream, or its handle; the current one of the arrays' library when not given. Whoever
                 passes one orders the work that makes and uses the arrays.
@@ -170,6 +125,7 @@ class Kernel:
                     and c_memory.device_id == ordinal
                     and type(alpha) is float
                     and type(beta) is float
+                    and alpha != 0.0
                     and (beta == 0.0 or self._reads_c)
                 ):
                     if stream is None:
@@ -190,7 +146,7 @@ class Kernel:
             a: Address of A, `Problem.a_shape` float32, row-major and tight, a multiple of 16 bytes.
             b: Address of B, likewise.
             c: Address of C, `[m, n]`, likewise.
-            alpha: Scalar of the product.
+            alpha: Scalar of the product; at 0 neither A nor B is read.
             beta: Scalar of C as it was; ignored by a kernel for beta = 0.
             stream: Handle of a stream; 0 is the default stream.
 
@@ -198,7 +154,10 @@ class Kernel:
             DeviceError: The driver refuses the launch.
         """
         try:
-            self._enqueue(a, b, c, alpha, beta, stream)
+            if alpha == 0.0:
+                self._scale(self.problem, c, beta, stream)
+            else:
+                self._enqueue(a, b, c, alpha, beta, stream)
         except Exception as error:
             raise_fault(error)
             raise
@@ -232,8 +191,11 @@ class Kernel:
             leading("b", b, self.problem.b_shape, self.problem)
             made = library.empty("a", self.problem.c_shape, like, ordinal or 0, stream)
             c = library.view_result(made, stream)
-        enqueue = self._enqueue if self._takes(a, b, c) else self._variant(strided(self.problem, a, b, c))
-        enqueue(a.address, b.address, c.address, alpha, beta, stream)
+        problem = self.problem if self._takes(a, b, c) else strided(self.problem, a, b, c)
+        if alpha == 0.0:
+            self._scale(problem, c.address, beta, stream)
+        else:
+            self._variant(problem)(a.address, b.address, c.address, alpha, beta, stream)
         for owner, kept in held:
             owner.hold((kept,), ordinal or 0, stream)
         return out if made is None else library.result(made, stream)
@@ -260,6 +222,9 @@ class Kernel:
                     f"array on that GPU, or use best_kernel(..., device={operand.ordinal})"
                 )
 
+    def _scale(self, problem: Problem, c: int, beta: float, stream: int) -> None:
+        scale(problem, c, beta if self._reads_c else 0.0, stream, self._machine, self._depot)
+
     def _variant(self, problem: Problem) -> Enqueue:
         """Return the launch for these operands, compiled when they are first seen."""
         if problem is self.problem:
@@ -284,15 +249,8 @@ class Kernel:
             ) from None
         if source.text == self.source:
             return self._enqueue
-        return self._compiled(source, f"the variant for {problem}", ": pass arrays without gaps between rows")
-
-    def _compiled(self, source: Source, what: str, remedy: str = "") -> Enqueue:
-        binary = cubins.load_or_compile(
-            source.text, source.entry, self.device.arch, options=self._machine.options, depot=self._depot
-        )
-        if isinstance(binary, Rejected):
-            raise ToolchainError(f"{what} does not compile ({binary.why}){remedy}")
-        return self._machine.load(source, binary)
+        remedy = ": pass arrays without gaps between rows"
+        return loaded(source, self._machine, self._depot, f"the variant for {problem}", remedy)
 
     def __copy__(self) -> Self:
         return self
@@ -327,7 +285,7 @@ class CheckedKernel(Kernel):
 
     def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
         """Look at the operands, then do what `Kernel.run` does, with the kernel that they need."""
-        run = super().run if self._finite(taken) else self.strict.run
+        run = super().run if scalar("alpha", alpha) == 0.0 or self._finite(taken) else self.strict.run
         return run(taken, out, alpha, beta)
 
     def _finite(self, taken: Taken) -> bool:
@@ -349,7 +307,10 @@ class CheckedKernel(Kernel):
     def _check(self, problem: Problem) -> Enqueue:
         """Return the kernel that looks at operands of these leading dimensions."""
         return self._checks(
-            problem, lambda: self._compiled(finite_check(problem), "the check for finite operands")
+            problem,
+            lambda: loaded(
+                finite_check(problem), self._machine, self._depot, "the check for finite operands"
+            ),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -203,7 +203,8 @@ class InterfaceLibrary(Library):
         address, read_only = facts["data"]
         strides = _row_major(shape) if strides is None else _elements(name, strides, self.idiom)
         address = int(address or 0)
-        return Operand(address, shape, strides, ordinal_of(name, address), not read_only, self.idiom), array
+        ordinal = ordinal_of(name, address, empty=0 in shape)
+        return Operand(address, shape, strides, ordinal, not read_only, self.idiom), array
 
 
 class NumbaLibrary(InterfaceLibrary):
@@ -378,14 +379,18 @@ def library_of(name: str, array: Any, host: bool = False) -> Library:
     raise UsageError(f"{name} is {kind_of(array)}, in host memory: {on_gpu}, or ask for device='simulator'")
 
 
-def ordinal_of(name: str, address: int) -> int:
+def ordinal_of(name: str, address: int, empty: bool = False) -> int:
     """Return the ordinal of the GPU on which an address lies, as the driver says.
+
+    What is empty lies on none: it counts as on the current one.
 
     Raises:
         UsageError: On none.
     """
     from cupy.cuda import runtime
 
+    if empty:
+        return int(runtime.getDevice())
     try:
         found = runtime.pointerGetAttributes(address)
     except runtime.CUDARuntimeError as error:

@@ -16,8 +16,10 @@ from autotune.kernel.best import (
     require_policy,
     search_missing,
 )
-from autotune.kernel.kernel import Kernel, Machine, NoArray, raise_fault
+from autotune.kernel.corners import of_nothing
+from autotune.kernel.kernel import Kernel, raise_fault
 from autotune.kernel.libraries import take
+from autotune.kernel.machine import Machine, NoArray
 from autotune.kernel.once import Once
 from autotune.kernel.operands import as_stored, scalar
 from autotune.records import Store
@@ -54,7 +56,7 @@ def matmul(
         out: C, `[m, n]` float32; a new array of the library of ``a`` when not given.
         transpose_a: Multiply by the transpose of ``a``.
         transpose_b: Multiply by the transpose of ``b``.
-        alpha: Scalar of the product.
+        alpha: Scalar of the product; at 0, as where k is 0, C = beta C, and neither A nor B is read.
         beta: Scalar of C as it was; 0 never reads C.
         stream: A stream, or its handle; the current one of the arrays' library when not given.
         policy: As for `best_kernel`.
@@ -128,8 +130,10 @@ def _matmul(
         raise UsageError(
             f"a is on GPU {taken.a.ordinal} and b on GPU {taken.b.ordinal}: move them to one GPU"
         )
-    problem = Problem(m, n, k, layout_a + layout_b, 0 if beta == 0 else 1)  # type: ignore[arg-type]
     where = machine or machine_of(taken.a.ordinal)
+    if 0 in (m, n, k):
+        return of_nothing(taken, out, m, n, beta, where, Store().depot)
+    problem = Problem(m, n, k, layout_a + layout_b, 0 if beta == 0 else 1)  # type: ignore[arg-type]
     how = asked_tune(tune, where)
     new = how == QUICK and (problem, where, policy, how) not in _kernels.made
     captured = new and where.capturing(taken.stream)  # this call takes what is predicted ...

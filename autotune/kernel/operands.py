@@ -143,6 +143,12 @@ def leading(name: str, operand: Operand, shape: tuple[int, int], problem: Proble
     return along_rows
 
 
+def writable(out: Operand) -> None:
+    """Raise `UsageError` where an array must not be written to."""
+    if not out.writable:
+        raise UsageError("out is read-only: pass an array that may be written to")
+
+
 def strided(problem: Problem, a: Operand, b: Operand, out: Operand) -> Problem:
     """Return the problem on these very operands: the problem itself if they are tight and well aligned.
 
@@ -154,8 +160,7 @@ def strided(problem: Problem, a: Operand, b: Operand, out: Operand) -> Problem:
         leading("b", b, problem.b_shape, problem),
         leading("out", out, problem.c_shape, problem),
     )
-    if not out.writable:
-        raise UsageError("out is read-only: pass an array that may be written to")
+    writable(out)
     for name, operand, lead in (("a", a, leads[0]), ("b", b, leads[1])):
         if _overlap(operand, lead, out, leads[2]):
             raise UsageError(f"out overlaps {name} in memory: pass an array of its own")

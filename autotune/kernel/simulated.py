@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
-from autotune.kernel.kernel import NoArray
 from autotune.kernel.libraries import Taken, take
+from autotune.kernel.machine import NoArray
 from autotune.kernel.once import Once
 from autotune.values.device import Device, named_device
+from autotune.values.measurement import Argument
 from autotune.values.problem import FLOAT_BYTES
 
 DEFAULT_TARGET = "h200"
@@ -103,36 +104,36 @@ class SimulatedLaunch:
         from autotune.simulator.launches import run_launch, workspace_of
 
         problem, launch = self._source.problem, self._source.launch
-        sizes = [
-            (rows - 1) * lead + columns
-            for (rows, columns), lead in (
-                (problem.a_shape, problem.lda),
-                (problem.b_shape, problem.ldb),
-                (problem.c_shape, problem.ldc),
-            )
-        ]
-        arrays = _floats((a, b, c), sizes)
+        facts: dict[Argument, tuple[int, tuple[int, int], int]] = {
+            "a": (a, problem.a_shape, problem.lda),
+            "b": (b, problem.b_shape, problem.ldb),
+            "c": (c, problem.c_shape, problem.ldc),
+        }
+        taken = {name for each in launch.kernels for name in each.arguments}
+        places = {
+            name: (address, (rows - 1) * lead + columns)
+            for name, (address, (rows, columns), lead) in facts.items()
+            if name in taken
+        }
+        scalars: dict[Argument, np.float32] = {"alpha": np.float32(alpha), "beta": np.float32(beta)}
         run_launch(
             self._ptx,
             launch,
-            {
-                "alpha": np.float32(alpha),
-                "beta": np.float32(beta),
-                "a": arrays[0],
-                "b": arrays[1],
-                "c": arrays[2],
-                **workspace_of(launch),
-            },
+            {**scalars, **_floats(places), **workspace_of(launch)},
             max_seconds=MAX_SECONDS + problem.flops / _FLOPS_PER_SECOND,
         ).raise_if_faulty()
 
 
-def _floats(addresses: tuple[int, ...], sizes: list[int]) -> list[NDArray[np.float32]]:
-    """View memory as arrays of float32 that keep the alignment of their addresses, and may overlap."""
-    first = min(addresses) // _ALLOCATION * _ALLOCATION
-    last = max(address + FLOAT_BYTES * size for address, size in zip(addresses, sizes, strict=True))
+def _floats(places: Mapping[Argument, tuple[int, int]]) -> dict[Argument, NDArray[np.float32]]:
+    """View memory as arrays of float32 that keep the alignment of their addresses, and may overlap.
+
+    Args:
+        places: The address of each, and its floats.
+    """
+    first = min(address for address, _ in places.values()) // _ALLOCATION * _ALLOCATION
+    last = max(address + FLOAT_BYTES * size for address, size in places.values())
     memory = np.frombuffer(memoryview((ctypes.c_char * (last - first)).from_address(first)), np.uint8)
-    return [
-        memory[address - first : address - first + FLOAT_BYTES * size].view(np.float32)
-        for address, size in zip(addresses, sizes, strict=True)
-    ]
+    return {
+        name: memory[address - first : address - first + FLOAT_BYTES * size].view(np.float32)
+        for name, (address, size) in places.items()
+    }

@@ -16,6 +16,7 @@ from autotune import __version__
 from autotune.code import cubins
 from autotune.code.compiler import stated_arch
 from autotune.code.depot import Depot
+from autotune.code.scale import scaling
 from autotune.code.templates import environment
 from autotune.errors import RecordMissing, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
@@ -28,7 +29,7 @@ from autotune.values.problem import Problem
 _TEMPLATES = Path(__file__).with_name("exported")
 ALIGNMENT = 16  # bytes that every operand's address must be a multiple of: no access is wider
 STATUSES = (  # what a launch returns; what is positive is a cudaError_t
-    ("AUTOTUNE_OK", 0, "the kernel was launched"),
+    ("AUTOTUNE_OK", 0, "it was launched, or there was nothing to do"),
     ("AUTOTUNE_NULL", -1, "A, B or C is a null pointer"),
     ("AUTOTUNE_MISALIGNED", -2, f"A, B or C is not aligned to {ALIGNMENT} bytes"),
     ("AUTOTUNE_BETA", -3, "beta is not 0, and this kernel never reads C: export the problem with beta 1"),
@@ -135,6 +136,7 @@ def cuda_file(export: Export) -> str:
             **_names([export]),
             each=export,
             text=_embedded(export),
+            scale=scaling(export.problem),
             bound=error_bound(export.problem.k, export.problem.math),
         )
     )
