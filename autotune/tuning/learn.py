@@ -50,7 +50,7 @@ TABLE_LIMIT = 64 << 20  # bytes, unpacked
 COLUMNS = ("family", "m", "n", "k", "layout", "beta", "math", "median_ms", "config")
 FEWEST = 12  # problems of a family: with fewer nothing is learned
 FOLDS = 6
-TREES = 200
+TREES = 400
 FIT = {
     "objective": "huber", "alpha": 0.3, "learning_rate": 0.06, "num_leaves": 24, "max_depth": 6,
     "min_data_in_leaf": 30, "bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.5,
