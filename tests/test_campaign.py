@@ -11,7 +11,7 @@ from tuning import PLAIN, Bench
 
 from autotune import records
 from autotune.errors import DeviceError, SpaceError, UsageError
-from autotune.kernel.best import _fastest, search_missing
+from autotune.kernel.best import fastest, search_missing
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store
 from autotune.space.space import Space
@@ -273,7 +273,7 @@ def test_a_kernel_of_any_math_searches_for_those_that_have_no_record(bench):
     problems = [Problem(64, 64, 8, math=math) for math in MATHS]
     space = Space.load(bench.few)
     search_missing(problems, machine, Store(bench.root), budget="20s", spaces=[space])
-    assert _fastest(problems, machine, "exact", [space], Store(bench.root)) == problems[0]
+    assert fastest(problems, machine, "exact", [space], Store(bench.root)) == problems[0]
     assert [path.name for path in bench.root.glob("*/*.json")] == [f"plain_{problems[0].key}.json"]
     count = bench.measured.total()
     search_missing(problems, machine, Store(bench.root), budget="20s", spaces=[space])

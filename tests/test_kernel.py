@@ -505,7 +505,19 @@ def test_matmul_says_what_does_not_fit(at_root):
     assert "alpha is an int beyond" in fault(matmul, X, Y, alpha=10**400, device="simulator")
     assert "beta is a numpy.ndarray" in fault(matmul, X, Y, beta=np.zeros(2), device="simulator")
     assert "policy [] is unknown" in fault(matmul, X, Y, policy=[], device="simulator")
+    assert "math 'tf32' is unknown: give one of ffma, 3xtf32, any" in fault(
+        matmul, X, Y, math="tf32", device="simulator"
+    )
     assert "in host memory: pass cupy.asarray(a)" in fault(matmul, X, Y)
+
+
+def test_matmul_takes_any_math(at_root):
+    """Sums on tensor cores are rounded otherwise, so that each math gives bits of its own."""
+    rough = {math: matmul(X, Y, math=math, device="simulator") for math in ("ffma", "3xtf32", "any")}
+    for product in rough.values():
+        close(product, X @ Y)
+    assert (rough["ffma"] != rough["3xtf32"]).any()
+    assert any((rough["any"] == rough[math]).all() for math in ("ffma", "3xtf32"))
 
 
 def test_matmul_loads_a_kernel_once(at_root, monkeypatch):

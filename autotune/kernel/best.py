@@ -103,7 +103,7 @@ def best_kernel(
     tune = asked_tune(tune, machine)
     if tune:
         search_missing(problems, machine, store, tune=tune, budget=budget, spaces=spaces)
-    problem = problems[0] if len(problems) == 1 else _fastest(problems, machine, policy, spaces, store)
+    problem = fastest(problems, machine, policy, spaces, store)
     strict = None
     if check_finite and problem.math != MATHS[0]:
         strict = best_kernel(
@@ -270,7 +270,7 @@ def _able(problems: Sequence[Problem], machine: Machine, spaces: Sequence[Space]
     return [problem for problem in problems if problem.math in maths]
 
 
-def _fastest(
+def fastest(
     problems: Sequence[Problem],
     machine: Machine,
     policy: Policy,
@@ -278,6 +278,8 @@ def _fastest(
     store: Store,
 ) -> Problem:
     """Return the problem whose math is served fastest."""
+    if len(problems) == 1:
+        return problems[0]
     able = {
         problem: Choices(problem, machine.device, store, spaces=spaces)
         for problem in _able(problems, machine, spaces)

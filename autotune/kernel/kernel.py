@@ -191,14 +191,22 @@ class Kernel:
             leading("b", b, self.problem.b_shape, self.problem)
             made = library.empty("a", self.problem.c_shape, like, ordinal or 0, stream)
             c = library.view_result(made, stream)
-        problem = self.problem if self._takes(a, b, c) else strided(self.problem, a, b, c)
         if alpha == 0.0:
+            problem = self.problem if self._takes(a, b, c) else strided(self.problem, a, b, c)
             self._scale(problem, c.address, beta, stream)
         else:
-            self._variant(problem)(a.address, b.address, c.address, alpha, beta, stream)
+            self.launcher(a, b, c)(a.address, b.address, c.address, alpha, beta, stream)
         for owner, kept in held:
             owner.hold((kept,), ordinal or 0, stream)
         return out if made is None else library.result(made, stream)
+
+    def launcher(self, a: Operand, b: Operand, c: Operand) -> Enqueue:
+        """Return the launch for operands that lie like these, compiled when they are first seen.
+
+        Raises:
+            UsageError: As for `__call__`.
+        """
+        return self._enqueue if self._takes(a, b, c) else self._variant(strided(self.problem, a, b, c))
 
     def _takes(self, a: Operand, b: Operand, c: Operand) -> bool:
         """Return whether the kernel itself takes these operands: tight, aligned and apart."""
@@ -226,7 +234,7 @@ class Kernel:
         scale(problem, c, beta if self._reads_c else 0.0, stream, self._machine, self._depot)
 
     def _variant(self, problem: Problem) -> Enqueue:
-        """Return the launch for these operands, compiled when they are first seen."""
+        """Return the launch for the problem on operands that lie in some way."""
         if problem is self.problem:
             return self._enqueue
         return self._variants(problem, lambda: self._made(problem))

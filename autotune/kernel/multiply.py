@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from autotune.errors import UsageError
@@ -11,6 +12,7 @@ from autotune.kernel.best import (
     Policy,
     Tune,
     asked_tune,
+    fastest,
     load,
     machine_of,
     require_policy,
@@ -19,16 +21,14 @@ from autotune.kernel.best import (
 from autotune.kernel.corners import of_nothing
 from autotune.kernel.kernel import Kernel, raise_fault
 from autotune.kernel.libraries import take
-from autotune.kernel.machine import Machine, NoArray
+from autotune.kernel.machine import Machine
 from autotune.kernel.once import Once
 from autotune.kernel.operands import as_stored, scalar
+from autotune.kernel.short import OF_LIBRARIES, Way, of_types, remember
 from autotune.records import Store
-from autotune.values.problem import Problem
+from autotune.values.problem import Problem, asked_maths
 
-# For CuPy arrays of these shapes and strides: the kernel, and whether each factor is read as its transpose.
-_short: dict[tuple[Any, ...], tuple[Kernel, bool, bool]] = {}
-_kernels: Once[tuple[Problem, Machine, Policy, Tune], Kernel] = Once()
-_ndarray: Any = NoArray  # cupy.ndarray, once one was multiplied
+_kernels: Once[tuple[Problem, str, Machine, Policy, Tune], Kernel] = Once()
 
 
 def matmul(
@@ -41,6 +41,7 @@ def matmul(
     alpha: float = 1.0,
     beta: float = 0.0,
     stream: Any = None,
+    math: str = "ffma",
     policy: Policy = "any",
     tune: Tune | None = None,
     device: str | None = None,
@@ -59,6 +60,7 @@ def matmul(
         alpha: Scalar of the product; at 0, as where k is 0, C = beta C, and neither A nor B is read.
         beta: Scalar of C as it was; 0 never reads C.
         stream: A stream, or its handle; the current one of the arrays' library when not given.
+        math: As for `best_kernel`.
         policy: As for `best_kernel`.
         tune: As for `best_kernel`, at the first call for a problem.
         device: "simulator" or "simulator:NAME" for NumPy arrays; else the GPU is the arrays'.
@@ -73,45 +75,34 @@ def matmul(
     >>> matmul(a.T, b, alpha=0.5, device="simulator")[0]
     array([4., 4., 4., 4., 4., 4.], dtype=float32)
     """
-    if type(a) is _ndarray and type(b) is _ndarray and device is None:
-        key = _look(a, b, transpose_a, transpose_b, beta, policy, tune)
-        try:
-            found = _short.get(key)
-        except TypeError:  # an argument is of a type that is refused below
-            found = None
-        if found is not None:
-            kernel, turn_a, turn_b = found
-            return kernel(a.T if turn_a else a, b.T if turn_b else b, out, alpha, beta, stream)
+    words = (transpose_a, transpose_b, beta == 0.0, math, policy, tune)
     try:
-        return _matmul(a, b, out, transpose_a, transpose_b, alpha, beta, stream, policy, tune, device)
+        if device is None:
+            short = of_types.get(type(a))
+            if short is not None:
+                product = short(a, b, out, words, alpha, beta, stream)
+                if product is not None:
+                    return product
+        return _matmul(a, b, out, words, alpha, beta, stream, device)
     except Exception as error:
         raise_fault(error)
         raise
-
-
-def _look(
-    a: Any, b: Any, transpose_a: bool, transpose_b: bool, beta: float, policy: Policy, tune: Tune | None
-) -> tuple[Any, ...]:
-    """Return what of two CuPy arrays decides how they are multiplied."""
-    factors = (a.shape, a.strides, b.shape, b.strides, a.data.device_id)
-    return factors, transpose_a, transpose_b, beta == 0.0, policy, tune
 
 
 def _matmul(
     a: Any,
     b: Any,
     out: Any,
-    transpose_a: bool,
-    transpose_b: bool,
+    words: tuple[Any, ...],
     alpha: float,
     beta: float,
     stream: Any,
-    policy: Policy,
-    tune: Tune | None,
     device: str | None,
 ) -> Any:
+    transpose_a, transpose_b, _, math, policy, tune = words
     if device is not None and (not isinstance(device, str) or device.partition(":")[0] != SIMULATOR):
         raise UsageError(f"device {device!r}: matmul runs where its arrays are; give 'simulator', or nothing")
+    asked_maths(math)
     require_policy(policy)
     alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
     machine = None if device is None else machine_of(device)
@@ -135,41 +126,21 @@ def _matmul(
         return of_nothing(taken, out, m, n, beta, where, Store().depot)
     problem = Problem(m, n, k, layout_a + layout_b, 0 if beta == 0 else 1)  # type: ignore[arg-type]
     how = asked_tune(tune, where)
-    new = how == QUICK and (problem, where, policy, how) not in _kernels.made
-    captured = new and where.capturing(taken.stream)  # this call takes what is predicted ...
-    kernel = _kernel(problem, where, policy, False if captured else how, taken.stream)
+    key = (problem, math, where, policy, how)
+    captured = how == QUICK and key not in _kernels.made and where.capturing(taken.stream)
+    if captured:  # this call takes what is predicted, and the next one may tune
+        key = (problem, math, where, policy, False)
+    kernel = _kernels(key, lambda: _loaded(*key, taken.stream))
     product = kernel.run(taken._replace(a=left, b=right), out, alpha, beta)
-    if machine is None and not captured:  # ... and the next one may tune
-        _remember(kernel, a, b, transpose_a, transpose_b, beta, policy, tune, layout_a, layout_b)
+    if alpha != 0.0 and type(taken.library) in OF_LIBRARIES and not captured:
+        c = taken.out or taken.library.view_result(product, taken.stream)
+        way = Way.of(kernel.launcher(left, right, c), left, right, c)
+        remember(taken.library, (a, b, product), words, out is not None, way)
     return product
 
 
-def _kernel(problem: Problem, machine: Machine, policy: Policy, tune: Tune, stream: int) -> Kernel:
-    def loaded() -> Kernel:
-        store = Store()
-        if tune:
-            search_missing([problem], machine, store, tune=tune, stream=stream)
-        return load(problem, machine, store, policy=policy)
-
-    return _kernels((problem, machine, policy, tune), loaded)
-
-
-def _remember(
-    kernel: Kernel,
-    a: Any,
-    b: Any,
-    transpose_a: bool,
-    transpose_b: bool,
-    beta: float,
-    policy: Policy,
-    tune: Tune | None,
-    layout_a: str,
-    layout_b: str,
-) -> None:
-    """Remember how CuPy arrays of these shapes and strides are multiplied."""
-    global _ndarray
-    if type(a) is not kernel.ndarray or type(b) is not kernel.ndarray:
-        return
-    _ndarray = kernel.ndarray
-    key = _look(a, b, transpose_a, transpose_b, beta, policy, tune)
-    _short[key] = (kernel, (layout_a == "t") != transpose_a, (layout_b == "t") != transpose_b)
+def _loaded(problem: Problem, math: str, machine: Machine, policy: Policy, tune: Tune, stream: int) -> Kernel:
+    store, problems = Store(), [replace(problem, math=each) for each in asked_maths(math)]
+    if tune:
+        search_missing(problems, machine, store, tune=tune, stream=stream)
+    return load(fastest(problems, machine, policy, None, store), machine, store, policy=policy)
