@@ -335,7 +335,7 @@ def test_no_legal_config(refuse, tmp_path, target):
     ("words", "says"),
     [
         (["--preset", "nothing"], "preset 'nothing' is unknown: sgemm has "),
-        (["--preset", "square_block", "--config", "{}"], "--preset and --config both name a config"),
+        (["--preset", "square_block", "--config", "{}"], "--preset and --config each name a kernel"),
         (["--preset", "square_block", "--set", "stages"], "--set 'stages': write NAME=VALUE"),
         (["--preset", "square_block", "--set", "stages=9"], "stages = 9: give one of 1, 2, 3, 4"),
         (["--preset", "square_block", "--set", "stages=--2"], "stages = '--2': give one of 1, 2, 3, 4"),
@@ -379,21 +379,17 @@ def test_a_config_file_that_is_no_object(refuse, tmp_path):
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def test_no_record_names_the_command_that_makes_one(refuse, tmp_path):
+def test_no_record_names_the_command_that_makes_one(refuse):
     remedy = "run 'autotune tune --m 4096 --n 4096 --k 4096 --layout tn --beta 1'"
     flags = [*CUBE, "--layout", "tn", "--beta", "1"]
-    told = refuse("show", *flags, code=1)
-    assert told == f"{tmp_path / 'records'} holds no record of 4096 x 4096 x 4096 tn beta: {remedy}"
-    told = refuse("emit", *flags, *H200, code=1)
-    assert (
-        told
-        == f"no record of 4096 x 4096 x 4096 tn beta on NVIDIA H200: {remedy}, or give --preset or --config"
-    )
+    told = refuse("explain", "record", *flags, *H200, code=1)
+    missing = f"no record of 4096 x 4096 x 4096 tn beta on NVIDIA H200: {remedy}, or name 'predicted' or a "
+    assert told.startswith(f"{missing}preset: long_block, ")
 
 
 @pytest.mark.parametrize("family", ["**", "[", "../x", "*"])
 def test_a_family_is_no_pattern(refuse, family):
-    assert "holds no record" in refuse("show", *CUBE, "--family", family, code=1)
+    assert "give one of coalesced, " in refuse("show", *CUBE, "--family", family)
 
 
 def test_no_records_at_all(run, tmp_path, monkeypatch):
@@ -478,7 +474,7 @@ def test_tuning_for_a_gpu_of_the_table(run, tmp_path):
     assert err == "no measured record: this is the estimated one, whose speed nobody measured\n"
     status, _, err = run("emit", *TINY, "--target", "a10", "--set", "group_m=4", "--set", "min_blocks=2")
     assert status == 0
-    assert "this is the estimated one, changed by --set, whose speed nobody measured\n" in err
+    assert "this is the estimated one, whose speed nobody measured; --set has changed it\n" in err
 
 
 def test_tuning_on_a_gpu_that_was_asked_for_without_one(tmp_path):
@@ -509,7 +505,7 @@ def test_no_estimated_record_names_the_command_that_makes_one(refuse):
         "run 'autotune tune --m 64 --n 96 --k 40 --target a10'"
     )
     told = refuse("emit", *TINY, "--preset", "tiny_block", "--estimated")
-    assert told == "--estimated names a record, --preset and --config a config: give one of them"
+    assert told == "--preset and --estimated each name a kernel: give one of them"
 
 
 def test_tuning_without_nvrtc(tmp_path):
@@ -629,7 +625,7 @@ def test_a_drawing_that_cannot_be_written_is_told_first(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "says"),
     [
-        (("nothing",), 2, "'nothing' is no preset, config file or 'record': sgemm has long_block"),
+        (("nothing",), 2, "'nothing' is no preset, config file, 'record' or 'predicted': sgemm has"),
         (("nothing",), 2, "steps of the ladder are naive, "),
         (("a", "b", "c"), 2, "one or two kernels, not 3"),
         (("record",), 1, "no record of 256 x 256 x 128 nn on NVIDIA H200: run 'autotune tune"),

@@ -12,7 +12,8 @@ from autotune.errors import ConfigError
 from autotune.families import estimate
 from autotune.measure.proof import small_problem
 from autotune.records import Store
-from autotune.report.explain import RELIEF, differing, explain
+from autotune.report.explain import differing, explain
+from autotune.report.limit import RELIEF
 from autotune.space.space import Space
 from autotune.values.device import named_device
 from autotune.values.problem import Problem

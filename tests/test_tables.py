@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autotune.cli.tables import PIPE_WIDTH, Table
+from autotune.cli.tables import PIPE_WIDTH, Table, paragraph
 
 ROWS = [
     (
@@ -112,9 +112,7 @@ def test_commands_fit_their_tables_to_the_terminal(monkeypatch, capsys, columns,
     assert "..." not in "".join(lines)
 
 
-def test_paragraphs_of_the_ladder_fit_the_terminal(monkeypatch, capsys):
-    from autotune.cli.ladder import _paragraph
-
+def test_paragraphs_fit_the_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
-    _paragraph("some words " * 30)
+    paragraph("some words " * 30)
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 60

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.errors import RecordMissing, SpaceError, UsageError
 from autotune.outside import printable, shown
@@ -100,6 +102,27 @@ def _fits(space: Space, preset: Config, problem: Problem, device: Device) -> boo
     return True
 
 
+@dataclass(frozen=True)
+class Found:
+    """The kernel of a problem: that of a record, or the one that is predicted.
+
+    Attributes:
+        space: Its family.
+        config: As stored or predicted.
+        evidence: Of its time: "predicted" where there is no record.
+        record: The record; None where it is predicted.
+        predicted_ms: Time that a model expects of a predicted one; None where only the order is known.
+        told: What the user should know, one line; "" for nothing.
+    """
+
+    space: Space
+    config: Config
+    evidence: Literal["measured", "estimated", "predicted"]
+    record: Record | None = None
+    predicted_ms: float | None = None
+    told: str = ""
+
+
 def stored_among(
     spaces: Sequence[Space],
     problem: Problem,
@@ -107,9 +130,10 @@ def stored_among(
     store: Store,
     *,
     estimated: bool = False,
+    predict: bool = True,
     command: str,
     instead: str,
-) -> tuple[Space, Record]:
+) -> Found:
     """Find the record of a problem among those of some families: the measured one, else the estimated one.
 
     Args:
@@ -118,19 +142,47 @@ def stored_among(
         device: For which GPU.
         store: Where records are looked up.
         estimated: Take the estimated one even where one is measured.
+        predict: Without either take what is predicted to be fastest.
         command: What makes such a record.
         instead: What else there is to do.
 
     Raises:
-        RecordMissing: There is none.
+        RecordMissing: There is none, and nothing is predicted.
     """
     families = [space.family for space in spaces]
     found = None if estimated else store.best(device, families, problem)
     found = found or store.best(device, families, problem, estimated=True)
-    if found is None:
-        kind = "estimated record" if estimated else "record"
-        raise RecordMissing(f"no {kind} of {problem} on {device.name}: run '{command}', or {instead}")
-    return next(space for space in spaces if space.family == found.family), found
+    if found is not None:
+        space = next(space for space in spaces if space.family == found.family)
+        told = ""
+        if found.evidence == "estimated" and not estimated:
+            told = "no measured record: this is the estimated one, whose speed nobody measured"
+        return Found(space, space.config(found.config), found.evidence, found, told=told)
+    with suppress(RecordMissing):
+        if predict:
+            return predicted_among(spaces, problem, device, store, command)
+    kind = "estimated record" if estimated else "record"
+    raise RecordMissing(f"no {kind} of {problem} on {device.name}: run '{command}', or {instead}")
+
+
+def predicted_among(
+    spaces: Sequence[Space], problem: Problem, device: Device, store: Store, command: str
+) -> Found:
+    """Return what would serve a problem if it had no record; ``command`` makes one.
+
+    Raises:
+        RecordMissing: Nothing would.
+    """
+    from autotune.kernel.choices import Choices
+    from autotune.report.expected import expected
+
+    found = expected(Choices(problem, device, store, spaces=spaces))
+    first = found.first
+    what = "predicted to be fastest" if first.point else "what would serve"
+    told = f"this is {what} ({first.place}), nothing of it is measured: run '{command}'"
+    if first.note:
+        told += f"; {first.note}"
+    return Found(first.space, first.config, "predicted", None, found.predicted_ms(first), told)
 
 
 def with_config(spaces: Sequence[Space], values: Mapping[str, Any]) -> tuple[Space, Config]:

@@ -35,6 +35,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
     "--config", "text", metavar="JSON|FILE", help="A config as JSON, or a file with one or a record."
 )
 @click.option("--estimated", is_flag=True, help="The estimated record, even where one is measured.")
+@click.option("--predicted", is_flag=True, help="What would serve without a record, even where there is one.")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a parameter; repeatable.")
 @cache_option
 def command(
@@ -45,20 +46,29 @@ def command(
     preset: str | None,
     text: str | None,
     estimated: bool,
+    predicted: bool,
     changes: tuple[str, ...],
     store: Store,
 ) -> None:
     """Print the CUDA source of the stored winner, or of a preset or config.
 
-    Where no winner was measured it is the estimated one, which a line on stderr says.
+    Where no winner was measured it is the estimated one, where none is stored what is predicted to be
+    fastest; a line on stderr says so.
     """
-    from autotune.cli.configs import fitted, parsed_config, preset_named, stored_among, with_config
+    from autotune.cli.configs import (
+        fitted,
+        parsed_config,
+        predicted_among,
+        preset_named,
+        stored_among,
+        with_config,
+    )
     from autotune.code.render import render
 
-    if preset is not None and text is not None:
-        raise UsageError("--preset and --config both name a config: give one of them")
-    if estimated and (preset is not None or text is not None):
-        raise UsageError("--estimated names a record, --preset and --config a config: give one of them")
+    naming = {"--preset": preset, "--config": text, "--estimated": estimated, "--predicted": predicted}
+    given = [option for option, value in naming.items() if value not in (None, False)]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} each name a kernel: give one of them")
     stated = None if text is None else parsed_config(text)
     changed = dict(map(_change, changes))
     device, note = device_of(ordinal, target)
@@ -70,16 +80,21 @@ def command(
         space, found = preset_named(spaces, preset)
         config, told = fitted(space, {**found, **changed}, problem, device, f"preset {preset}", changed)
     else:
-        space, record = stored_among(
-            *(spaces, problem, device, store),
-            estimated=estimated,
-            command=tune_command(problem, space_name, _target(device) if estimated else ""),
-            instead="give --preset or --config",
-        )
-        config = space.config({**record.config, **changed})
-        fallen_back = record.evidence == "estimated" and not estimated
-        which = "the estimated one" if config == record.config else "the estimated one, changed by --set"
-        told = f"no measured record: this is {which}, whose speed nobody measured" * fallen_back
+        tune = tune_command(problem, space_name, _target(device) if estimated else "")
+        if predicted:
+            kernel = predicted_among(spaces, problem, device, store, tune)
+        else:
+            kernel = stored_among(
+                *(spaces, problem, device, store),
+                estimated=estimated,
+                predict=not estimated,
+                command=tune,
+                instead="give --preset or --config",
+            )
+        space, told = kernel.space, kernel.told
+        config = space.config({**kernel.config, **changed})
+        if told and config != kernel.config:
+            told += "; --set has changed it"
     source = render(space, config, problem, device)
     click.echo(source.text, nl=False)
     for line in filter(None, (note, told, device.shortage(problem))):

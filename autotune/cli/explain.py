@@ -51,17 +51,18 @@ def command(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Explain why a kernel is as fast as it is: A and B are presets, config files, or "record", the default.
+    """Explain why a kernel is as fast as it is: A and B are presets, config files, "record" or "predicted".
 
-    With two, they are put side by side. Where none was measured the record is the estimated one. Memory
-    accesses are counted in the simulator on a miniature of the problem, so nothing of this needs a GPU; times
-    come from records only.
+    With two, they are put side by side; without any it is the record. Where none was measured that is the
+    estimated one, where none is stored what is predicted to be fastest. Memory accesses are counted in the
+    simulator on a miniature of the problem, so nothing of this needs a GPU; measured times come from records
+    only.
     """
     if len(what) > 2:
         raise UsageError(f"explain takes one or two kernels, not {len(what)}")
     device, note = device_of(ordinal, target)
     spaces = spaces_of(space_name, problem, device)
-    accounts = [_account(name, space_name, spaces, problem, device, store) for name in what or ("record",)]
+    accounts = [_account(name, space_name, spaces, problem, device, store) for name in what or ("",)]
     if svg is not None:
         from autotune.report.roofline import draw_accounts
 
@@ -87,26 +88,44 @@ def _account(
     device: Device,
     store: Store,
 ) -> Account:
-    from autotune.cli.configs import fitted, parsed_config, preset_named, stored_among, with_config
+    from autotune.cli.configs import (
+        fitted,
+        parsed_config,
+        predicted_among,
+        preset_named,
+        stored_among,
+        with_config,
+    )
     from autotune.report.explain import explain
 
-    if name == "record":
-        presets = ", ".join(preset for space in spaces for preset in space.presets)
-        space, found = stored_among(
-            *(spaces, problem, device, store),
-            command=tune_command(problem, space_name),
-            instead=f"name a preset: {presets}",
-        )
-        config = space.config(found.config)
-        name = "estimated record" if found.evidence == "estimated" else name
+    predicted_ms = None
+    if name in ("", "record", "predicted"):
+        tune = tune_command(problem, space_name)
+        if name == "predicted":
+            kernel = predicted_among(spaces, problem, device, store, tune)
+        else:
+            presets = ", ".join(preset for space in spaces for preset in space.presets)
+            kernel = stored_among(
+                *(spaces, problem, device, store),
+                predict=not name,
+                command=tune,
+                instead=f"name 'predicted' or a preset: {presets}",
+            )
+        space, config, predicted_ms = kernel.space, kernel.config, kernel.predicted_ms
+        name = {"measured": "record", "estimated": "estimated record"}.get(kernel.evidence, kernel.evidence)
+        if kernel.evidence == "predicted":
+            click.echo(kernel.told, err=True)
     elif name.endswith(".json") or name.lstrip().startswith("{"):
         space, config = with_config(spaces, parsed_config(name))
     else:
-        space, preset = preset_named(spaces, name, f"{name!r:.80} is no preset, config file or 'record'")
+        space, preset = preset_named(
+            spaces, name, f"{name!r:.80} is no preset, config file, 'record' or 'predicted'"
+        )
         config, _ = fitted(space, preset, problem, device, f"preset {name}")
     stored = store.find(device, space.family, problem)
     same = stored is not None and dict(stored.config) == dict(config)
-    return explain(space, config, problem, device, title=name, record=stored if same else None)
+    record = stored if same else None
+    return explain(space, config, problem, device, title=name, record=record, predicted_ms=predicted_ms)
 
 
 def text(accounts: list[Account]) -> str:
@@ -162,7 +181,7 @@ _SECTIONS = {
         "shared side of copies",
         "on",
     ),
-    "time": ("measured", "estimate", "its parts"),
+    "time": ("measured", "predicted", "estimate", "its parts"),
 }
 
 
@@ -224,6 +243,14 @@ def _rows(account: Account) -> list[tuple[str, str]]:
                 "measured",
                 f"{account.median_ms:.5g} ms, {account.gflops / 1000:.2f} TFLOP/s, "
                 f"{account.roofline_ms / account.median_ms:.1%} of the roofline{versus}",
+            )
+        )
+    if account.predicted_ms is not None:
+        ms = account.predicted_ms
+        rows.append(
+            (
+                "predicted",
+                f"{ms:.4g} ms, {account.problem.flops / ms / 1e9:.2f} TFLOP/s; expected, not measured",
             )
         )
     if account.estimate_ms is not None:

@@ -38,7 +38,12 @@ HEADER = "autotune_kernels.h"
     default=Path(),
     help="Folder to write into; default: here.",
 )
-@click.option("--any", "substitute", is_flag=True, help="Take the next best where a shape has no record.")
+@click.option(
+    "--any",
+    "substitute",
+    is_flag=True,
+    help="Where a shape has no record, take what is predicted to be fastest.",
+)
 @target_options
 @cache_option
 def command(
@@ -82,8 +87,8 @@ def command(
         with _written_to(out):
             write_file(out / name, content)
         click.echo(str(out / name))
-    if note:
-        click.echo(note, err=True)
+    for line in dict.fromkeys(filter(None, (note, *(each.choice.note for each in exports)))):
+        click.echo(line, err=True)
 
 
 @contextmanager

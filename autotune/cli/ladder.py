@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from autotune.cli.options import (
     svg_option,
     target_options,
 )
-from autotune.cli.tables import Table, terminal_width
+from autotune.cli.tables import Table, paragraph
 from autotune.errors import DeviceError
 from autotune.paths import write_file
 from autotune.values.problem import Problem
@@ -26,8 +25,6 @@ from autotune.values.problem import Problem
 if TYPE_CHECKING:
     from autotune.records import Store
     from autotune.report.ladder import Ladder
-
-WIDTH = 110  # columns of a paragraph at most
 
 
 @click.command()
@@ -118,18 +115,13 @@ def show(ladder: Ladder) -> None:
             "the sentences speak of layout nn: where A or B is transposed, other lanes are neighbours\n"
         )
     for number, rung in enumerate(ladder.rungs, 1):
-        _paragraph(f"{number:2}  {rung.step.name}: {rung.step.changed}")
+        paragraph(f"{number:2}  {rung.step.name}: {rung.step.changed}")
         if rung.note:
-            _paragraph(f"    ({rung.note})")
+            paragraph(f"    ({rung.note})")
         if rung.rejected is not None:
-            _paragraph(f"    FAILED, {rung.rejected.kind}: {rung.rejected.why}")
+            paragraph(f"    FAILED, {rung.rejected.kind}: {rung.rejected.why}")
         if slower := ladder.slower(rung):
-            _paragraph(f"    {slower}")
-
-
-def _paragraph(text: str) -> None:
-    width = min(WIDTH, terminal_width() or WIDTH)
-    click.echo(textwrap.fill(text, width, subsequent_indent=" " * 4, break_on_hyphens=False))
+            paragraph(f"    {slower}")
 
 
 def _number(value: float | None, form: str) -> str:

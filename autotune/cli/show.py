@@ -1,4 +1,4 @@
-"""``autotune show``: stored records, for people."""
+"""``autotune show``: stored records, and what would serve where there is none, for people."""
 
 from __future__ import annotations
 
@@ -8,59 +8,163 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import Wanted, cache_option, json_option, wanted_options
-from autotune.errors import RecordError, RecordMissing
+from autotune.cli.options import (
+    Wanted,
+    cache_option,
+    device_of,
+    json_option,
+    spaces_of,
+    target_options,
+    wanted_options,
+)
+from autotune.errors import RecordError
 from autotune.outside import printable
 
 if TYPE_CHECKING:
     from autotune.records import Record, Store
+    from autotune.report.expected import Expected
+    from autotune.values.device import Device
+    from autotune.values.problem import Problem
 
 
 @click.command()
 @wanted_options
 @click.option("--family", help="Only records of this kernel family.")
+@target_options
 @cache_option
 @json_option
-def command(wanted: Wanted, family: str | None, store: Store, as_json: bool) -> None:
+def command(
+    wanted: Wanted,
+    family: str | None,
+    ordinal: int | None,
+    target: str | None,
+    store: Store,
+    as_json: bool,
+) -> None:
     """Show the record of a problem on every device that has one; without sizes, list all records.
 
-    --family, --layout, --beta and --math choose among them. Exit code 1 when a file cannot be read and no
-    other is found.
+    Where nothing was measured, show what would serve the problem and why: the kernel that a model predicts to
+    be fastest. Nothing is written. --family, --layout, --beta and --math choose among records, --device and
+    --target name one GPU. Exit code 1 when a file cannot be read and no other is found.
     """
     from autotune import records
     from autotune.cli.tune import summary
+    from autotune.records.schema import identity_of
 
+    problem, note = wanted.problem, ""
+    device: Device | None = None
+    if ordinal is not None or target is not None:
+        device, note = device_of(ordinal, target)
     broken: list[RecordError] = []
     found = [
         entry.record
         for entry in store.entries(broken.append)
-        if wanted.takes(entry.record.problem) and family in (None, entry.record.family)
+        if wanted.takes(entry.record.problem)
+        and family in (None, entry.record.family)
+        and (device is None or identity_of(entry.record.device) == identity_of(device))
     ]
     for error in broken:
         click.echo(f"autotune: {error}", err=True)
-    problem = wanted.problem
-    if problem is not None and not found and not broken:
-        raise RecordMissing(
-            f"{store.root} holds no record of {problem}: run 'autotune tune {problem.cli_flags()}'"
-        )
+    foreseen: Expected | None = None
+    if problem is not None and not any(device is None or record.timing for record in found):
+        if device is None:
+            device, note = device_of(None, None)
+        foreseen = _foreseen(problem, device, family, store)
     if as_json:
         objects = [json.loads(records.to_json(record)) for record in found]
+        objects += [] if foreseen is None or device is None else [foreseen.plain(device.name)]
         alone = problem is not None and len(objects) == 1
         click.echo(json.dumps(objects[0] if alone else objects, indent=2))
-    elif found and problem is not None:
+    elif problem is not None:
         for record in found:
             click.echo(summary(record))
             if record.imported:
                 click.echo(f"  imported  {record.imported[:10]}: it was measured elsewhere")
             _rank(record)
+        if foreseen is not None and device is not None:
+            _foresee(foreseen, problem, device)
     elif found:
         _list(found)
     elif not broken:
         which = f"{wanted}{f' of family {printable(family, 40)}' if family else ''}"
         what = f"no record{which}" if which else "no records"
         click.echo(f"{store.root} holds {what}: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
+    if note:
+        click.echo(note, err=True)
     if broken and not found:
         sys.exit(1)
+
+
+def _foreseen(problem: Problem, device: Device, family: str | None, store: Store) -> Expected:
+    """Return what would serve a problem, leaving nothing on disk."""
+    from autotune.kernel.choices import Choices
+    from autotune.records import Store
+    from autotune.report.expected import expected
+
+    spaces = None if family is None else spaces_of(family, problem, device)
+    return expected(Choices(problem, device, Store(store.root, depot_bytes=0), spaces=spaces))
+
+
+def _foresee(foreseen: Expected, problem: Problem, device: Device) -> None:
+    """Print what would serve, and why; each time says that it is none that was measured."""
+    from autotune.cli.tables import Table, paragraph
+
+    first, ms = foreseen.first, foreseen.predicted_ms(foreseen.first)
+    origin = "the model's first point" if first.point else "no model knows this family"
+    stored = first.record is not None or first.config in first.space.presets.values()
+    lines = {"from": f"{origin}; its config is that of {first.place}" if stored else origin}
+    roofline = foreseen.roofline_ms
+    if ms is not None and first.point is not None:
+        on, floor = foreseen.learned[first.space.family], ""
+        if roofline is not None:
+            floor = f", {roofline / ms:.0%} of the roofline ({roofline:.4g} ms)"
+        lines["predicted"] = f"{ms:.4g} ms, {foreseen.gflops(ms) / 1000:.2f} TFLOP/s{floor}"
+        lines["by"] = (
+            f"the static estimate, {first.point.estimate_ms:.4g} ms, x {ms / first.point.estimate_ms:.2f} as "
+            f"learned from {on.trials:,} trials of {on.problems} shapes; of shapes held out, the first "
+            f"choice took {on.corrected.mean:.3f} times the best time measured, {on.corrected.p90:.2f} at "
+            "the ninth decile"
+        )
+    elif first.point is not None:
+        lines["estimated"] = (
+            f"{first.point.estimate_ms:.4g} ms by the static estimate alone: good for order, not for claims"
+        )
+    if foreseen.modelled is not None:
+        parts = {name: ms for name, ms in foreseen.modelled.parts.items() if name.endswith("_ms") and ms}
+        lines["its parts"] = ", ".join(f"{name.removesuffix('_ms')} {ms:.4g}" for name, ms in parts.items())
+    if foreseen.limit is not None:
+        lines["limited"] = (
+            f"probably by {foreseen.limit.because} ({foreseen.blocks} blocks on {device.sm_count} SMs); "
+            f"{foreseen.limit.relief}"
+        )
+    if first.note:
+        lines["note"] = first.note
+    lines["missing"] = f"{foreseen.missing}: run '{foreseen.command}', or call with tune=\"quick\""
+    click.echo(f'{problem} on {device.name}: this would serve, as "predicted"; nothing is measured')
+    click.echo(f"  config    {first.space.family} {first.config.id}")
+    for name, text in lines.items():
+        paragraph(f"  {name:<9} {text}", indent=12)
+    names = [
+        name
+        for name in first.config
+        if len({each.config.get(name) for each in foreseen.choices if each.space is first.space}) > 1
+    ]
+    table = Table(
+        ("", "predicted", "estimated", "family", *names, "from"),
+        drop=("from", *reversed(names), "estimated", "family"),
+        right=("predicted", "estimated"),
+    )
+    for number, choice in enumerate(foreseen.choices, 1):
+        own = foreseen.predicted_ms(choice)
+        table.add_row(
+            str(number),
+            "" if own is None else f"{own:.4g} ms",
+            "" if choice.point is None else f"{choice.point.estimate_ms:.4g} ms",
+            choice.space.family,
+            *(str(choice.config.get(name, "")) for name in names),
+            choice.place,
+        )
+    table.echo()
 
 
 def _list(found: list[Record]) -> None:

@@ -14,6 +14,7 @@ import click
 from autotune.outside import printable
 
 PIPE_WIDTH = 160  # columns to which prose is wrapped where no terminal shows it
+PAGE_WIDTH = 110  # columns of a paragraph at most
 NARROWEST = 12  # columns that prose is wrapped to before whole columns are left out
 GAP = "  "
 
@@ -140,6 +141,16 @@ class Table:
             if line.strip():
                 lines.append(line)
         return lines
+
+
+def paragraph(text: str, indent: int = 4) -> None:
+    """Write prose to stdout, its further lines indented, no wider than the terminal or a page."""
+    width = min(PAGE_WIDTH, terminal_width() or PAGE_WIDTH)
+    click.echo(
+        textwrap.fill(
+            text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
+        )
+    )
 
 
 def terminal_width() -> int | None:

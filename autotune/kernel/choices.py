@@ -26,6 +26,7 @@ from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
+    from autotune.search.prediction import Predicted
     from autotune.tuning.prediction import Prediction
 
 Served = Literal["exact", "predicted"]
@@ -41,6 +42,7 @@ class Choice:
         config: Legal for the problem on the device.
         record: The record it comes from; None where the config is of none.
         source: Rendered for the problem.
+        point: What the model expects of it; None where it is not the model's choice.
         note: What there is to know of a prediction, one line; "" for nothing.
     """
 
@@ -49,11 +51,12 @@ class Choice:
     config: Config
     record: Record | None
     source: Source
+    point: Predicted | None = None
     note: str = ""
 
     @property
     def place(self) -> str:
-        """Where it comes from, in words."""
+        """Where its config comes from, in words."""
         if self.record is None:
             preset = self.config in self.space.presets.values()
             return f"a preset of {self.space.family}" if preset else f"a prediction of {self.space.family}"
@@ -73,6 +76,7 @@ class Choices:
     Attributes:
         problem: As given.
         device: As given.
+        store: As given.
         spaces: The families.
     """
 
@@ -89,7 +93,7 @@ class Choices:
         self.spaces = families(problem, device) if spaces is None else list(spaces)
         for space in self.spaces:
             space.require_math(problem)
-        self._store = store
+        self.store = store
         self._asked = spaces
         self._winners, self._refused = self._looked_up()
 
@@ -112,7 +116,7 @@ class Choices:
         told = "; ".join(self._refused) or f"no record of {self.problem} on {self.device.name}"
         names = [space.family for space in self.spaces]
         with suppress(RecordError):
-            if self._store.best(self.device, names, self.problem, estimated=True) is not None:
+            if self.store.best(self.device, names, self.problem, estimated=True) is not None:
                 told += " (there is an estimated one, which is never served)"
         return told
 
@@ -157,13 +161,13 @@ class Choices:
         """What the model expects to be fastest."""
         from autotune.tuning.prediction import prediction  # 10 ms, which an exact record does not need
 
-        return prediction(self.problem, self.device, self.spaces, self._store)
+        return prediction(self.problem, self.device, self.spaces, self.store)
 
     def _looked_up(self) -> tuple[list[list[Choice]], list[str]]:
         """The records of each folder that serve the problem exactly, fastest first; and why others do not."""
         winners: list[list[Choice]] = []
         refused: list[str] = []
-        for folder in self._store.folders:
+        for folder in self.store.folders:
             served = [each for space in self.spaces if (each := self._winner(folder, space, refused))]
             winners.append(sorted(served, key=_recorded_ms))
         return winners, refused
@@ -172,10 +176,10 @@ class Choices:
         """Return the record of one folder and family if it serves; else note why not."""
         whose = f"{self.problem} on {self.device.name}"
         try:
-            record = self._store.find_in(folder, self.device, space.family, self.problem)
+            record = self.store.find_in(folder, self.device, space.family, self.problem)
             if record is None:
                 return None
-            source = rendered(space, record.config, self.problem, self.device, depot=self._store.depot)
+            source = rendered(space, record.config, self.problem, self.device, depot=self.store.depot)
         except RecordError as error:  # of a newer schema, or unreadable: another family may still serve
             refused.append(str(error))
             return None
@@ -203,7 +207,7 @@ class Choices:
         for point, record in self.prediction.points:
             choice = self._fitted("predicted", point.space, point.config, record, adapt=False)
             if choice is not None:
-                yield replace(choice, note=note)
+                yield replace(choice, point=point, note=note)
 
     def _presets(self) -> Iterator[Choice]:
         """Yield the presets that fit, by their estimated time where the model knows the family."""
@@ -227,7 +231,7 @@ class Choices:
         try:
             if adapt:
                 values = space.fitted(space.config(values), self.problem, self.device)
-            source = rendered(space, values, self.problem, self.device, depot=self._store.depot)
+            source = rendered(space, values, self.problem, self.device, depot=self.store.depot)
         except (ConfigError, SpaceError):
             return None
         return Choice(served, space, source.config, record, source)

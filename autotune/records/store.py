@@ -64,6 +64,7 @@ class Store:
 
     Args:
         root: The user's folder, in which ``~`` is their home; `autotune.paths.cache_dir` when not given.
+        depot_bytes: As for `Depot`; 0 for a look that leaves nothing behind.
 
     Raises:
         UsageError: The root is no path.
@@ -73,8 +74,9 @@ class Store:
         shipped: The folder that came with the package; None where that is the user's own.
     """
 
-    def __init__(self, root: Path | str | None = None) -> None:
+    def __init__(self, root: Path | str | None = None, *, depot_bytes: int | None = None) -> None:
         self.root = cache_dir() if root is None else _named(root)
+        self._depot_bytes = depot_bytes
         shipped = data_dir("cache")
         self.shipped = shipped if shipped.is_dir() and not _same(self.root, shipped) else None
 
@@ -91,7 +93,7 @@ class Store:
         Raises:
             UsageError: ``AUTOTUNE_COMPILED_MIB`` is no number.
         """
-        return Depot(self.root)
+        return Depot(self.root, self._depot_bytes)
 
     # --- look-up ---
 

@@ -18,6 +18,7 @@ from autotune.families import estimate
 from autotune.measure.proof import small_problem
 from autotune.model import account
 from autotune.model.occupancy import Occupancy, occupancy
+from autotune.report.limit import limit_of, wave_efficiency
 from autotune.simulator.launches import run_launch, workspace_of
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
@@ -26,51 +27,10 @@ from autotune.values.problem import Problem
 if TYPE_CHECKING:
     from autotune.records import Record
 
-LOST_TO_WAVES = 0.25  # share of the SMs' time without work, above which that is what limits a kernel
 _GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
 _SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 _SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
-
-RELIEF = {  # bottleneck: (what it means, the change that would relieve it), where a family does not say
-    "issue": (
-        "instruction issue: FFMAs and what is issued beside them fill the schedulers",
-        "a larger thread tile (TM, TN) or wider copies issue fewer other instructions per FFMA",
-    ),
-    "tensor": (
-        "the tensor cores: each FP32 product is three of theirs",
-        "nothing but fewer blocks in the last wave, or less issued beside them",
-    ),
-    "shared": (
-        "shared memory: fragment reads and tile copies fill its pipe",
-        "a larger or squarer thread tile (TM, TN) reads fewer floats per FFMA",
-    ),
-    "fetch": (
-        "instruction fetch: the main loop does not fit the instruction cache",
-        "a smaller BK, fewer stages, or unroll_stages = 0 shorten the loop",
-    ),
-    "stall": (
-        "latency: the way to memory is longer than what the buffers cover",
-        "more buffers (stages) cover more of it, more warps hide it",
-    ),
-    "l2": ("L2 bandwidth: tiles are loaded too often", "a larger block tile (BM, BN) loads less per output"),
-    "dram": (
-        "memory bandwidth: the operands move once and that takes the time",
-        "nothing but fewer bytes: the kernel is at the roofline's slope",
-    ),
-    "fill": (
-        "too few blocks: {blocks} of them leave {idle} of the {sms} SMs without work",
-        "a smaller block tile, or cutting k into slices (split_k) where there are some, gives more blocks",
-    ),
-    "waves": (
-        "wave quantisation: the {blocks} blocks keep the {sms} SMs busy for {busy:.0%} of the time",
-        "a block tile that divides C into a multiple of the SMs' blocks",
-    ),
-    "global": (
-        "global loads: every FFMA waits for operands that are not reused",
-        "stage tiles in shared memory, or give each thread more outputs",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -120,9 +80,8 @@ class Account:
         estimate_ms: Static estimate, an order and no claim; None for families it does not model.
         estimate_parts: Its parts, ms.
         median_ms: Measured time, from the record.
-        bottleneck: Key of `RELIEF`.
-        because: What the bottleneck means for kernels of this family.
-        relief: The change that would relieve it.
+        predicted_ms: What a model expects where nothing was measured.
+        bottleneck, because, relief: The limit: see `autotune.report.limit.Limit`.
     """
 
     title: str
@@ -148,6 +107,7 @@ class Account:
     estimate_parts: Mapping[str, float]
     median_ms: float | None
     vs_cublas: float | None
+    predicted_ms: float | None
     bottleneck: str
     because: str
     relief: str
@@ -206,6 +166,7 @@ class Account:
             "median_ms": self.median_ms,
             "gflops": self.gflops,
             "vs_cublas": self.vs_cublas,
+            "predicted_ms": self.predicted_ms,
             "bottleneck": self.bottleneck,
             "because": self.because,
             "relief": self.relief,
@@ -220,6 +181,7 @@ def explain(
     *,
     title: str = "",
     record: Record | None = None,
+    predicted_ms: float | None = None,
 ) -> Account:
     """Return the account of one config.
 
@@ -230,6 +192,7 @@ def explain(
         device: The GPU.
         title: Its name in the report.
         record: The source of the measured time; of this very config, problem and device.
+        predicted_ms: What a model expects.
 
     Raises:
         ConfigError: The config is not legal here, or does not compile.
@@ -255,13 +218,8 @@ def explain(
         modelled = estimate.estimate(space, values, problem, device, binary.registers, binary.spill_bytes)
     except ConfigError:
         modelled = None
-    queue = -(-blocks // device.sm_count)
-    efficiency = blocks / (queue * device.sm_count)
     measured = record if record is not None and record.timing is not None else None
-    bottleneck = _bottleneck(modelled, blocks, efficiency, shared, problem, device)
-    because, relief = {**RELIEF, **estimate.relief(space)}[bottleneck]
-    sms = device.sm_count
-    because = because.format(blocks=blocks, sms=sms, idle=sms - blocks, busy=efficiency)
+    limit = limit_of(space, problem, device, blocks, shared, modelled)
     return Account(
         title=title or config.id,
         problem=problem,
@@ -276,7 +234,7 @@ def explain(
         roofline_ms=account.roofline_ms(problem, device),
         occupancy=held,
         waves=held.waves(blocks),
-        wave_efficiency=efficiency,
+        wave_efficiency=wave_efficiency(blocks, device),
         loop=_loop(binary),
         traffic=traffic,
         miniature=miniature,
@@ -286,9 +244,10 @@ def explain(
         estimate_parts={} if modelled is None else modelled.parts,
         median_ms=measured.timing.median_ms if measured and measured.timing else None,
         vs_cublas=measured.vs_cublas if measured else None,
-        bottleneck=bottleneck,
-        because=because,
-        relief=relief,
+        predicted_ms=predicted_ms,
+        bottleneck=limit.name,
+        because=limit.because,
+        relief=limit.relief,
     )
 
 
@@ -348,19 +307,3 @@ def _counted(
             metrics[_SHARED_CONFLICTS.format(kind)],
         )
     return {name: each for name, each in traffic.items() if each.requests}, counters.lines, miniature, source
-
-
-def _bottleneck(
-    modelled: estimate.Estimate | None,
-    blocks: int,
-    efficiency: float,
-    shared: int,
-    problem: Problem,
-    device: Device,
-) -> str:
-    if blocks < device.sm_count and 1 - efficiency > LOST_TO_WAVES:
-        return "fill"
-    if modelled is None:
-        memory_bound = account.problem_intensity(problem) < account.ridge(device, problem.math)
-        return "dram" if memory_bound else "shared" if shared else "global"
-    return "waves" if 1 - efficiency > LOST_TO_WAVES else modelled.bottleneck

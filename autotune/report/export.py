@@ -91,10 +91,10 @@ class Export:
     def origin(self) -> str:
         """Where its config comes from and how fast it was, in one line."""
         record = self.choice.record
+        if self.choice.served == "predicted":
+            return f"predicted to be fastest ({self.choice.place}), not measured for this problem"
         if record is None or record.timing is None:
             return f"{self.choice.place}, not measured"
-        if self.choice.served != "exact":
-            return f"config of {self.choice.place}, not measured for this problem"
         speed = f"{record.timing.median_ms:.4g} ms"
         if record.vs_cublas is not None:
             speed += f", {record.vs_cublas:.3f} x cuBLAS"
@@ -118,8 +118,7 @@ def to_export(problem: Problem, device: Device, store: Store, *, substitute: boo
     found = next(choices.all() if substitute else choices.exact(), None)
     if found is None:
         raise RecordMissing(
-            f"{choices.missing()}: run '{choices.command}', or add --any for a kernel that "
-            "was not tuned for it"
+            f"{choices.missing()}: run '{choices.command}', or add --any for what is predicted to be fastest"
         )
     return Export(found, device)
 

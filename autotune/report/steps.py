@@ -87,16 +87,11 @@ def fitted_step(step: Step, problem: Problem, device: Device, store: Store) -> F
     if choice is not None:
         record = choice.record if choice.record and choice.record.config == choice.config else None
         return FittedStep(choice.space, choice.config, "" if step.family else choice.space.family, record)
-    because = f"stands in: {choices.missing()}, run 'autotune tune {problem.cli_flags()}'"
-    if step.name == TENSOR_CORES:
-        choice = next(choices.all())
-        note = f"{choice.space.family}; {choice.place} {because}"
-        return FittedStep(choice.space, choice.config, note)
-    (space,) = choices.spaces
-    name, preset = next(iter(space.presets.items()))
-    return _fitted(space, preset, problem, device, f"the preset {name} {because}")
+    choice = next(choices.all())
+    note = f"{choice.place} stands in: {choices.missing()}, run 'autotune tune {problem.cli_flags()}'"
+    return FittedStep(choice.space, choice.config, note if step.family else f"{choice.space.family}; {note}")
 
 
-def _fitted(space: Space, config: Config, problem: Problem, device: Device, note: str = "") -> FittedStep:
+def _fitted(space: Space, config: Config, problem: Problem, device: Device) -> FittedStep:
     fitted = space.fitted(config, problem, device)
-    return FittedStep(space, fitted, "; ".join(filter(None, (note, adaptation(config, fitted)))))
+    return FittedStep(space, fitted, adaptation(config, fitted))
