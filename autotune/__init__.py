@@ -79,6 +79,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the home of a public name when it is first used: NumPy, Optuna and CuPy cost hundreds of ms."""
+    if name == "torch":
+        return import_module("autotune.torch")
     if name not in _HOMES:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
     value = getattr(import_module(f"autotune.{_HOMES[name]}"), name)

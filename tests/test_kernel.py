@@ -595,7 +595,7 @@ def recorder(root, monkeypatch):
     from autotune.kernel.choices import Choices
 
     machine = Recorder()
-    monkeypatch.setattr(libraries, "ordinal_of", lambda name, address: 1 if address >= 1 << 30 else 0)
+    monkeypatch.setattr(libraries, "ordinal_of", lambda name, address, empty: 1 if address >= 1 << 30 else 0)
     choice = next(Choices(PROBLEM, H200, Store(root)).exact())
     binary = compile_text(choice.source.text, choice.source.entry, "sm_90")
     return machine, Kernel(choice, binary, machine, Depot(root))

@@ -139,6 +139,8 @@ class Kernel:
             raise_fault(error)
             raise
 
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # as matmul
+
     def launch(self, a: int, b: int, c: int, alpha: float = 1.0, beta: float = 0.0, stream: int = 0) -> None:
         """Enqueue one multiplication on addresses; nothing is checked.
 

@@ -89,6 +89,9 @@ def matmul(
         raise
 
 
+matmul._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile calls it between its graphs
+
+
 def _matmul(
     a: Any,
     b: Any,

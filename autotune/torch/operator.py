@@ -1,0 +1,103 @@
+"""`matmul` as an operator of PyTorch: compiled, captured, differentiated twice, under autocast and vmap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.errors import UsageError
+from autotune.kernel import matmul as launch
+
+_NAME = "autotune::matmul"
+
+
+def matmul(
+    a: Tensor, b: Tensor, *, alpha: float = 1.0, math: str = "ffma", tune: str | None = None
+) -> Tensor:
+    """Return alpha A B by our kernels; it may be compiled, captured, differentiated and mapped.
+
+    Both factors and the gradients of both are read as they lie: a transposed view costs nothing.
+
+    Args:
+        a: A, `[..., m, k]` float32 on a GPU; any dtype under ``torch.autocast``, which makes it float32.
+        b: B, `[..., k, n]`, likewise. Extents before the last two are broadcast, as by ``torch.matmul``.
+        alpha: Scalar of the product.
+        math: "ffma", "3xtf32" or "any", as for `autotune.best_kernel`.
+        tune: None or "quick", as for `autotune.best_kernel`.
+
+    Raises:
+        UsageError: An operand is no matrix, is not float32 or not on a GPU, or the two do not fit.
+    """
+    if a.dim() < 2 or b.dim() < 2:
+        name, operand = ("a", a) if a.dim() < 2 else ("b", b)
+        raise UsageError(f"{name} has {operand.dim()} dimensions: pass a matrix, such as {name}[None, :]")
+    if a.dim() == 2 and b.dim() == 2:
+        return _multiply(a, b, alpha, math, tune)
+    if b.dim() == 2 and a.is_contiguous():  # rows of all matrices under each other
+        return _multiply(a.flatten(0, -2), b, alpha, math, tune).unflatten(0, a.shape[:-1])
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    product = _multiply(left.flatten(0, -3), right.flatten(0, -3), alpha, math, tune)
+    return product.unflatten(0, batch)
+
+
+def _launched(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
+    with torch.no_grad():
+        return launch(_fitting(a), _fitting(b), alpha=alpha, math=math, tune=tune)  # type: ignore[arg-type]
+
+
+def _fake(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
+    torch._check(
+        a.dtype == b.dtype == torch.float32, lambda: f"matmul of {a.dtype} and {b.dtype}: pass float32"
+    )
+    torch._check(
+        a.dim() == b.dim() and a.shape[:-2] == b.shape[:-2] and a.shape[-1] == b.shape[-2],
+        lambda: f"matmul of {tuple(a.shape)} and {tuple(b.shape)}: the inner extents must agree",
+    )
+    return a.new_empty(*a.shape[:-1], b.shape[-1])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, b, *ctx.words = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """A's is G B^T and B's is A^T G: products in the layouts nt and tn of those operands."""
+    a, b = ctx.saved_tensors
+    needs_a, needs_b = ctx.needs_input_grad[:2]
+    of_a = _multiply(gradient, b.mT, *ctx.words) if needs_a else None
+    of_b = _multiply(a.mT, gradient, *ctx.words) if needs_b else None
+    return of_a, of_b, None, None, None
+
+
+def _mapped(info: Any, dims: tuple[Any, ...], a: Tensor, b: Tensor, *words: Any) -> tuple[Tensor, int]:
+    """What is mapped becomes the batch, or its outer part; what is not is read again for each."""
+    left, right = (
+        each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
+        for each, dim in zip((a, b), dims[:2], strict=True)
+    )
+    product = _multiply(left.flatten(0, -3), right.flatten(0, -3), *words)
+    return product.unflatten(0, left.shape[:-2]), 0
+
+
+_multiply: Any = torch.library.custom_op(_NAME, _launched, mutates_args=(), device_types="cuda")
+_multiply.register_fake(_fake)
+_multiply.register_autograd(_gradients, setup_context=_keep)
+_multiply.register_autocast("cuda", torch.float32)
+_multiply.register_vmap(_mapped)
+
+
+def _fitting(operand: Tensor) -> Tensor:
+    """Return an operand itself, or a copy where neither its rows nor its columns are contiguous."""
+    return operand if readable(operand) else operand.contiguous()
+
+
+def readable(operand: Tensor) -> bool:
+    """Return whether the matrices of a tensor are stored by rows or by columns, without overlap."""
+    *_, height, width = operand.shape
+    *_, rows, columns = operand.stride()
+    by_rows = (columns == 1 or width == 1) and (rows >= width or height == 1)
+    return bool(by_rows or ((rows == 1 or height == 1) and (columns >= height or width == 1)))

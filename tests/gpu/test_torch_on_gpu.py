@@ -1,0 +1,276 @@
+"""autotune.torch on a GPU: the operator compiled, differentiated, mapped; PyTorch's operators overridden."""
+
+from __future__ import annotations
+
+import pytest
+
+import autotune
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:records were measured under other"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+torch = pytest.importorskip("torch")
+SIZE = (72, 56, 40)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(5)
+
+
+def factors(m=SIZE[0], n=SIZE[1], k=SIZE[2], grad=False, batch=()):
+    a, b = torch.randn(*batch, m, k, device="cuda"), torch.randn(*batch, k, n, device="cuda")
+    return a.requires_grad_(grad), b.requires_grad_(grad)
+
+
+def close(found, wanted, tolerance=1e-5):
+    """Within a few roundings of float32, relative to the norm."""
+    error = (found.double() - wanted).norm() / wanted.norm()
+    assert error < tolerance, float(error)
+
+
+def test_the_operator_passes_opcheck():
+    import autotune.torch  # noqa: F401
+
+    operator = torch.ops.autotune.matmul.default
+    a, b = factors(grad=True)
+    for left, right in ((a, b), (a.detach().mT.contiguous().mT.requires_grad_(), b)):
+        torch.library.opcheck(operator, (left, right, 1.5, "ffma", None))
+
+
+@pytest.mark.parametrize("math", ["ffma", "3xtf32", "any"])
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+def test_gradients_against_float64(math, turned):
+    from autotune.torch import matmul
+
+    a, b = factors(grad=True)
+    leaves = [
+        each.detach().mT.contiguous().mT.requires_grad_() if turn else each
+        for each, turn in zip((a, b), turned, strict=True)
+    ]
+    weight = torch.randn(SIZE[0], SIZE[1], device="cuda")
+    product = matmul(*leaves, alpha=0.5, math=math)
+    (product * weight).sum().backward()
+    exact = [each.detach().double().requires_grad_() for each in leaves]
+    wanted = 0.5 * exact[0] @ exact[1]
+    (wanted * weight.double()).sum().backward()
+    close(product.detach(), wanted.detach())
+    for leaf, true in zip(leaves, exact, strict=True):
+        close(leaf.grad, true.grad)
+    expanded = matmul(*leaves, math=math).sum()  # its gradient is one number, broadcast
+    expanded.backward()
+
+
+def test_double_backward_against_float64():
+    from autotune.torch import matmul
+
+    def twice(a, b, product):
+        first = torch.autograd.grad((product(a, b) ** 3).sum(), (a, b), create_graph=True)
+        return torch.autograd.grad(sum((each**2).sum() for each in first), (a, b))
+
+    a, b = factors(8, 6, 10, grad=True)
+    exact = [each.detach().double().requires_grad_() for each in (a, b)]
+    for found, wanted in zip(twice(a, b, matmul), twice(*exact, torch.matmul), strict=True):
+        close(found, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_in_one_graph_and_captured(mode):
+    """The second shape's kernel cuts k over blocks: it works in a workspace inside the captured graph."""
+    from autotune.torch import matmul
+
+    compiled = torch.compile(
+        lambda a, b: matmul(a.relu(), b).relu() + 1, fullgraph=True, mode=None if mode == "default" else mode
+    )
+    for shape in (SIZE, (96, 80, 16384)):
+        for _ in range(4):  # warm up, record, replay
+            a, b = factors(*shape, grad=shape is SIZE)
+            torch.compiler.cudagraph_mark_step_begin()
+            found = compiled(a, b)
+            close(found.detach(), (a.double().relu() @ b.double()).relu().detach() + 1)
+            if shape is SIZE:
+                found.sum().backward()
+                mask = (found.detach() > 1).double()
+                close(b.grad, a.detach().double().relu().mT @ mask)
+
+
+def test_plain_matmul_and_kernels_may_stand_in_what_is_compiled():
+    a, b = factors()
+    kernel = autotune.best_kernel(*SIZE)
+    compiled = torch.compile(lambda a, b: autotune.matmul(a.relu(), b) + kernel(a, b))
+    close(compiled(a, b), a.double().relu() @ b.double() + a.double() @ b.double())
+
+
+def test_exported():
+    from autotune.torch import matmul
+
+    class Product(torch.nn.Module):
+        def forward(self, a, b):
+            return matmul(a, b, math="any")
+
+    a, b = factors()
+    program = torch.export.export(Product(), (a, b)).module()
+    close(program(a, b), a.double() @ b.double())
+
+
+def test_autocast_leaves_float32():
+    from autotune.torch import matmul
+
+    a, b = factors()
+    with torch.autocast("cuda", torch.float16):
+        assert torch.mm(a, b).dtype is torch.float16
+        close(matmul(a, b), a.double() @ b.double())
+        assert matmul(a.half(), b.half()).dtype is torch.float32
+
+
+def run_linear(math=None):
+    torch.manual_seed(7)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(48, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False)
+    ).cuda()
+    x = torch.randn(4, 33, 48, device="cuda", requires_grad=True)
+    net(x).pow(2).sum().backward()
+    return [x.grad, *(each.grad for each in net.parameters())]
+
+
+@pytest.mark.parametrize("math", ["ffma", "3xtf32", "any"])
+def test_linear_layers_run_on_our_kernels_backward_too(math):
+    import autotune.torch
+
+    wanted = run_linear()
+    with autotune.torch.enabled(math=math) as counts:
+        found = run_linear()
+    assert counts.ours == counts.total == 6, str(counts)
+    for each, true in zip(found, wanted, strict=True):
+        close(each, true.double(), 3e-5)
+    with pytest.raises(autotune.UsageError, match="nothing is enabled"):
+        autotune.torch.counts()
+
+
+def test_compiled_modules_run_on_our_kernels():
+    import autotune.torch
+
+    torch.manual_seed(7)
+    net = torch.nn.Sequential(torch.nn.Linear(48, 96), torch.nn.ReLU(), torch.nn.Linear(96, 32)).cuda()
+    x = torch.randn(129, 48, device="cuda")
+    net(x).sum().backward()
+    wanted = [each.grad.clone() for each in net.parameters()]
+    net.zero_grad()
+    compiled = torch.compile(net)
+    with autotune.torch.enabled() as counts:
+        compiled(x).sum().backward()
+    assert counts.ours == counts.total >= 4, str(counts)
+    for each, true in zip(net.parameters(), wanted, strict=True):
+        close(each.grad, true.double(), 3e-5)
+
+
+def test_everything_else_goes_to_pytorch_as_before():
+    import autotune.torch
+
+    a, b = factors()
+    out = torch.empty(SIZE[0], SIZE[1], device="cuda")
+    before = torch.mm(a, b)
+    with autotune.torch.enabled() as counts:
+        assert torch.equal(torch.mm(a.cpu(), b.cpu()), a.cpu() @ b.cpu())
+        assert counts.total == 0  # another device is not even seen
+        torch.mm(a.half(), b.half())
+        torch.mm(a.double(), b.double())
+        torch.mm(a[:0], b)
+        torch.mm(a[:, ::2], b[::2])
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(a, a)
+        torch.mm(a, b, out=out.new_empty(0))  # PyTorch resizes it
+        assert counts.ours == 0
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            torch.mm(a, b)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+        assert counts.ours == 0
+        assert "TF32 is allowed" in str(counts)
+        assert torch.mm(a, b, out=out) is out
+        close(out, a.double() @ b.double())
+        for beta, alpha in ((1, 1), (0, 2), (0.5, 0), (-1, 0.25)):
+            bias = torch.randn(SIZE[1], device="cuda")
+            close(
+                torch.addmm(bias, a, b, beta=beta, alpha=alpha),
+                beta * bias.double() + alpha * (a.double() @ b.double()),
+            )
+        added = out.clone()
+        added.addmm_(a, b, beta=2)
+        close(added, 3 * (a.double() @ b.double()))
+        assert counts.ours == 6
+        nan = torch.full_like(out, float("nan"))
+        assert torch.addmm(nan, a, b, beta=0).isfinite().all()
+    assert torch.equal(torch.mm(a, b), before)
+
+
+def test_enabled_may_be_nested_and_undone_in_any_order():
+    import autotune.torch as ours
+
+    a, b = factors()
+    first = ours.enable()
+    with ours.enabled(math="3xtf32") as second:
+        torch.mm(a, b)
+        assert ours.counts() is second
+    torch.mm(a, b)
+    assert (first.ours, second.ours) == (1, 1)
+    ours.disable()
+    ours.disable()
+    torch.mm(a, b)
+    assert first.total == 1
+
+
+def test_the_short_way_sees_what_the_long_way_does():
+    a, b = factors()
+    out = torch.empty(SIZE[0], SIZE[1], device="cuda")
+    wanted = a.double() @ b.double()
+    for _ in range(3):
+        assert autotune.matmul(a, b, out=out) is out
+        close(out, wanted)
+        close(autotune.matmul(a, b), wanted)
+        close(autotune.matmul(a, b, alpha=2.0), 2 * wanted)
+        autotune.matmul(a, b, out=out, alpha=0.0)
+        assert not out.any()
+        autotune.matmul(a, b, out=out, beta=1.0)
+        close(out, wanted)
+    for bad, words, message in (
+        ((a.double(), b), {}, "a is float64"),
+        ((a, b.half()), {}, "b is float16"),
+        ((a.cpu(), b), {}, "a is a tensor on cpu"),
+        ((a.clone().requires_grad_(), b), {}, "a requires grad"),
+        ((a, b), {"out": out.double()}, "out is float64"),
+        ((a, b), {"out": out.mT.contiguous().mT}, "out is stored by columns"),
+        ((a, b), {"beta": 1.0}, "scales C as it was"),
+        ((a, b), {"policy": []}, "policy"),
+        ((a.to_sparse(), b), {}, "a is sparse"),
+        (
+            (
+                torch.view_as_real(torch.randn(72, 20, dtype=torch.complex64, device="cuda").conj())[..., 1],
+                b[:20],
+            ),
+            {},
+            "a",
+        ),
+    ):
+        with pytest.raises(autotune.UsageError, match=message):
+            autotune.matmul(*bad, **words)
+    with torch.no_grad():
+        close(autotune.matmul(a.clone().requires_grad_(), b), wanted)
+    whole = torch.randn(3, SIZE[0], SIZE[2], device="cuda")
+    with pytest.raises(autotune.UsageError, match="overlaps"):
+        autotune.matmul(
+            whole.view(-1)[: 72 * 40].view(72, 40), b, out=whole.view(-1)[64 : 64 + 72 * 56].view(72, 56)
+        )
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        a.zero_()
+        late = autotune.matmul(a, b, out=out)
+    stream.synchronize()
+    assert not late.any()
