@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import re
@@ -24,7 +25,8 @@ from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Compare
 from autotune.measure.timing import fastest, timed_beta
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store
-from autotune.report.bench import Failure, Report, Row, bench, geometric_mean
+from autotune.report.bench import Report, bench, geometric_mean
+from autotune.report.rows import Failure, Row, Winner
 from autotune.space.space import Space
 from autotune.tuning import quick, tuner
 from autotune.values.device import named_device
@@ -174,7 +176,8 @@ def row(ident, group, ours, cublas, cublaslt, problem=SMALL):
         libraries["cublas"] = Baseline(timing(cublas), "a_kernel")
     if cublaslt is not None:
         libraries["cublaslt"] = Baseline(timing(cublaslt), "b_kernel + splitKreduce", 9)
-    return Row(Shape(ident, problem, group=group), winner(problem), measured(ours), libraries=libraries)
+    served = Winner.of(winner(problem))
+    return Row(Shape(ident, problem, group=group), served, measured(ours), libraries=libraries)
 
 
 def report(*rows, cold=False, method="graph"):
@@ -224,7 +227,9 @@ def test_the_markdown_table_has_what_the_readme_shows():
         row("P02", "square", 0.5, None, None, Problem(512, 512, 512, beta=1)),
         Row(Shape("P03", SMALL, group="skinny"), missing="no record"),
         Row(
-            Shape("P04", SMALL, group="skinny"), winner(), failure=Failure("timeout", "no result after 30 s")
+            Shape("P04", SMALL, group="skinny"),
+            Winner.of(winner()),
+            failure=Failure("timeout", "no result after 30 s"),
         ),
     )
     head, blank, *table = command.table(made).splitlines()
@@ -477,10 +482,12 @@ def test_random_shapes_are_tuned_quickly_in_a_folder_of_their_own(quickly, monke
     words = ["--random", 2, "--quick", "--cache", tmp_path / "records"]
     done = run_command(*words, monkeypatch=monkeypatch)
     assert done.exit_code == 0, done.output
-    assert "2 shapes tuned by tune='quick', against cuBLAS: geometric mean 2.000, worst 2.00" in done.stdout
-    assert re.search(r"; \d+ ms to tune$", done.stdout.rstrip())
+    assert "2 shapes tuned by tune='quick', time of the library over ours:" in done.stdout
+    heads, figures = done.stdout.splitlines()[-2:]
+    assert heads.split("  ")[-2:] == ["ms to tune, median", "longest"]
+    assert re.fullmatch(r" vs cuBLAS +2\.000 +2\.00 +2\.00 +0\.0% +\d+ +\d+", figures)
     assert len((tmp_path / "measured").read_text().split()) == 2
-    assert not (tmp_path / "records").exists()
+    assert [path for path in (tmp_path / "records").rglob("*") if path.is_file()] == []
 
 
 def test_a_shape_that_cannot_be_tuned_quickly_is_served_by_prediction(quickly, tmp_path):
@@ -500,3 +507,160 @@ def test_where_nothing_can_be_tuned_quickly_it_is_an_error(quickly, monkeypatch,
 def test_only_random_shapes_are_tuned_quickly(monkeypatch):
     done = run_command("--m", 64, "--n", 64, "--k", 64, "--quick", monkeypatch=monkeypatch)
     assert str(done.exception) == "--quick tunes random shapes: give --random N too, or run 'autotune tune'"
+
+
+# -- a run that was stopped ----------------------------------------------------------------------------------
+
+SIX = [Shape.of(Problem(m, 64, 64)) for m in range(66, 72)]
+
+
+def stopped(folder, after=2, **words):
+    """Time some shapes as if they had no record, until a number of them is done; return what was done."""
+    told = []
+
+    def tell(row):
+        told.append(row.shape)
+        if len(told) == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(SIX, root=folder, predicted=True, service=STUB, tell=tell, seed=1, **words)
+    (file,) = (folder / "bench").iterdir()
+    return told, file
+
+
+def again(folder, **words):
+    told, said = [], []
+    words = {"seed": 1, "predicted": True, **words}
+    found = bench(
+        SIX, root=folder, service=STUB, tell=lambda row: told.append(row.shape), say=said.append, **words
+    )
+    assert [row.shape for row in found.rows] == SIX
+    return told, said, found
+
+
+def test_a_stopped_run_goes_on_and_leaves_nothing(tmp_path):
+    before, file = stopped(tmp_path)
+    rows = [json.loads(line)["shape"] for line in file.read_text().splitlines()[1:]]
+    assert rows == [shape.id for shape in before] == [shape.id for shape in SIX[:2]]
+    told, said, report = again(tmp_path)
+    assert told == SIX[2:]
+    assert re.fullmatch(
+        r"going on: 2 of 6 shapes were timed in a run .* \(--no-resume begins anew\)", said[0]
+    )
+    assert (report.resumed, len(report.timed), report.spread("cublas").mean) == (2, 6, 2.0)
+    kept, fresh = report.rows[0], report.rows[-1]
+    assert (kept.measured, kept.libraries) == (fresh.measured, fresh.libraries)
+    assert (kept.winner.served, kept.choosing_s > 0) == ("predicted", True)
+    assert "in turns in one run, 2 of them in an earlier one; copy" in command.caption(report)
+    assert report.plain()["resumed"] == 2
+    assert not file.exists()
+    assert again(tmp_path)[0] == SIX  # a whole run is no stopped one
+
+
+def test_a_line_that_a_killed_run_left_half_is_timed_again(tmp_path):
+    _, file = stopped(tmp_path, after=3)
+    file.write_bytes(file.read_bytes()[:-40])
+    before, file = stopped(tmp_path, after=1)
+    assert before == SIX[2:3]
+    assert len([json.loads(line) for line in file.read_text().splitlines()]) == 4
+    assert again(tmp_path)[0] == SIX[3:]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("driver", "1.2", "the driver"), ("nvrtc", "12.0", "NVRTC"), ("model", "0" * 64, "the model"),
+        ("families", "0" * 64, "spaces or templates"), ("cublas", "1", "cuBLAS"),
+    ],
+)  # fmt: skip
+def test_other_circumstances_begin_anew_with_one_line(tmp_path, name, value, says):
+    _, file = stopped(tmp_path)
+    first, *lines = file.read_text().splitlines(keepends=True)
+    file.write_text(json.dumps({**json.loads(first), name: value}) + "\n" + "".join(lines))
+    told, said, report = again(tmp_path)
+    assert told == SIX
+    assert said == [f"2 shapes that were timed before are timed anew: {says} changed"]
+    assert report.resumed == 0
+
+
+def test_another_record_begins_anew(tmp_path):
+    stopped(tmp_path)
+    Store(tmp_path).write(winner().record)
+    assert again(tmp_path)[1] == ["2 shapes that were timed before are timed anew: records changed"]
+
+
+def test_a_run_of_other_shapes_or_of_another_kind_is_another_run(tmp_path):
+    stopped(tmp_path)
+    for words in ({"predicted": False}, {"seed": 2}, {"cold": True}, {"resume": False}):
+        assert again(tmp_path, **words)[:2] == (SIX, [])
+
+
+def test_what_was_not_timed_is_tried_again(tmp_path, monkeypatch):
+    def fails(self, comparison):
+        raise DeviceError("the GPU is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuWorker, "compare", fails)
+        _, file = stopped(tmp_path)
+    assert len(file.read_text().splitlines()) == 1
+    assert again(tmp_path)[0] == SIX
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    _, file = stopped(tmp_path)
+    with file.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another process times these shapes, and has locked"):
+            again(tmp_path)
+    assert again(tmp_path)[0] == SIX[2:]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_rows(tmp_path):
+    (tmp_path / "bench").write_text("")
+    told, said, _ = again(tmp_path)
+    assert told == SIX
+    assert re.fullmatch(r"what is timed is not kept: .*\.jsonl cannot be written \(.*\)", said[0])
+
+
+def test_the_command_says_that_it_can_go_on(tmp_path, monkeypatch):
+    def stop(row):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "told", stop)
+        done = run_command("--random", 2, "--seed", 3, "--cache", tmp_path, monkeypatch=monkeypatch)
+    assert "what was timed so far is kept: the same command goes on from there\n" in done.stderr
+    done = run_command("--random", 2, "--seed", 3, "--cache", tmp_path, monkeypatch=monkeypatch)
+    assert "going on: 1 of 2 shapes" in done.stderr
+
+
+# -- as if there were no record ------------------------------------------------------------------------------
+
+
+def test_records_are_hidden_when_asked(root, monkeypatch, tmp_path):
+    words = ["--m", 64, "--n", 64, "--k", 64, "--cache", root, "--json"]
+    seen = json.loads(run_command(*words, monkeypatch=monkeypatch).stdout)["shapes"][0]
+    done = run_command(*words, "--unseen", monkeypatch=monkeypatch)
+    plain = json.loads(done.stdout)
+    unseen = plain["shapes"][0]
+    assert (seen["served"], unseen["served"]) == ("exact", "predicted")
+    assert unseen["choosing_ms"] > 0
+    spread = plain["spread"]["vs_cublas"]
+    assert (spread["mean"], spread["worst"], spread["p10"], spread["slower"]) == (2.0, 2.0, 2.0, 0.0)
+    assert spread["choosing_ms"] == spread["choosing_worst_ms"] == unseen["choosing_ms"]
+    file = tmp_path / "table.md"
+    done = run_command(*words[:-1], "--unseen", "--markdown", file, monkeypatch=monkeypatch)
+    assert "1 shapes served by prediction, time of the library over ours:" in done.stdout
+    assert "\n| vs cuBLAS | 2.000 | 2.00 | 2.00 | 0.0% | " in file.read_text()
+    done = run_command("--random", 2, "--unseen", monkeypatch=monkeypatch)
+    assert str(done.exception).endswith("leave out --unseen")
+
+
+def test_a_prediction_does_not_look_at_hidden_records(root, monkeypatch):
+    looked = []
+    monkeypatch.setattr("autotune.tuning.prediction._looked_at", lambda store, file: looked.append(file))
+    near = Shape.of(replace(SMALL, m=60))
+    bench([near, Shape.of(SMALL)], root=root, predicted=True, service=STUB)
+    assert looked
+    assert SMALL not in {file.problem for file in looked}

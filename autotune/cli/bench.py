@@ -10,6 +10,7 @@ import click
 
 from autotune.cli.options import cache_option, file_option, json_option
 from autotune.cli.shapes import shape_options, shapes_of
+from autotune.cli.streams import say
 from autotune.errors import Rejected, TuningError, UsageError
 from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
@@ -18,7 +19,8 @@ from autotune.values.suite import MOST_RANDOM, random_shapes
 if TYPE_CHECKING:
     from autotune.measure.comparison import Library
     from autotune.records import Store
-    from autotune.report.bench import Report, Row
+    from autotune.report.bench import Report
+    from autotune.report.rows import Row
 
 NAMES: dict[Library, str] = {
     "cublas": "cuBLAS",
@@ -44,6 +46,11 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     help="N random shapes, each served as if it had no record, against cuBLAS's default.",
 )
 @click.option(
+    "--unseen",
+    is_flag=True,
+    help="Serve the shapes of --suite or the sizes as if they had no record, against cuBLAS's default.",
+)
+@click.option(
     "--quick",
     is_flag=True,
     help="With --random: tune each shape first, within seconds, as tune='quick' does.",
@@ -52,6 +59,12 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     "--seed",
     type=click.IntRange(min=0),
     help="Of the operands, random when not given; of the draw of random shapes, 0 when not given.",
+)
+@click.option(
+    "--resume/--no-resume",
+    default=True,
+    show_default=True,
+    help="Go on where the same command was stopped; or begin anew.",
 )
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
 @file_option("--markdown", "Write the table into this file.")
@@ -65,8 +78,10 @@ def command(
     cold: bool,
     back_to_back: bool,
     number: int | None,
+    unseen: bool,
     quick: bool,
     seed: int | None,
+    resume: bool,
     ordinal: int,
     markdown: Path | None,
     store: Store,
@@ -76,28 +91,38 @@ def command(
 
     Every kernel is first checked in full against float64; then all run in turns on the same operands. Nothing
     is tuned, unless by --quick: a shape without a record is listed with the command that makes one. With
-    --math 3xtf32 cuBLAS runs in TF32 too, and relative errors are shown.
+    --math 3xtf32 cuBLAS runs in TF32 too, and relative errors are shown. A run of several shapes that is
+    stopped goes on when the same command is given again.
     """
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
     if number is not None and (problem is not None or suite is not None):
         raise UsageError("--random draws its shapes: leave out sizes and --suite")
+    if unseen and number is not None:
+        raise UsageError("--random serves every shape as if it had no record: leave out --unseen")
     if quick and number is None:
         raise UsageError("--quick tunes random shapes: give --random N too, or run 'autotune tune'")
     shapes = random_shapes(number, seed or 0) if number else shapes_of(problem, suite, only, maths)
     from autotune.report.bench import bench
 
-    report = bench(
-        shapes,
-        ordinal=ordinal,
-        cold=cold,
-        method="back-to-back" if back_to_back else "graph",
-        seed=seed,
-        root=store.root,
-        predicted=number is not None and not quick,
-        quick=quick,
-        tell=lambda row: click.echo(told(row), err=True),
-    )
+    try:
+        report = bench(
+            shapes,
+            ordinal=ordinal,
+            cold=cold,
+            method="back-to-back" if back_to_back else "graph",
+            seed=seed,
+            root=store.root,
+            predicted=unseen or (number is not None and not quick),
+            quick=quick,
+            resume=resume,
+            tell=lambda row: click.echo(told(row), err=True),
+            say=lambda line: click.echo(line, err=True),
+        )
+    except KeyboardInterrupt:
+        if len(shapes) > 1:
+            say("what was timed so far is kept: the same command goes on from there")
+        raise
     if markdown is not None:
         write_file(markdown, table(report))
     if as_json:
@@ -136,10 +161,11 @@ def caption(report: Report) -> str:
     facts = report.facts
     libraries = f"cuBLAS {facts.cublas}" if facts.cublas else "no cuBLAS"
     launched = "replayed as CUDA graphs" if report.method == "graph" else "launched back to back"
+    runs = f"one run, {report.resumed} of them in an earlier one" if report.resumed else "one run"
     return (
         f"{facts.device.name}, driver {facts.driver}, {libraries}, NVRTC {report.nvrtc}, "
         f"{report.created[:10]}; operands {report.l2}, {launched}, "
-        f"medians, in turns in one run; copy {facts.copy_gbs:,.0f} GB/s"
+        f"medians, in turns in {runs}; copy {facts.copy_gbs:,.0f} GB/s"
     )
 
 
@@ -162,6 +188,10 @@ def table(report: Report) -> str:
             name = f"geometric mean, {mean.group} ({mean.shapes})"
             others = [""] * len(_error_columns(report))
             lines.append(_line([name, "", "", *ratios, _percent(mean.floor), *others]))
+    if report.predicted or report.quick:
+        heads = ["all shapes", *spread_columns(report)]
+        lines += ["", _line(heads), _line(["---"] * len(heads))]
+        lines += [_line([name, *cells]) for name, cells in spread_rows(report)]
     return "\n".join([*lines, ""])
 
 
@@ -243,17 +273,43 @@ def _worst(report: Report) -> None:
 
 
 def _spread(report: Report) -> None:
+    """Print what serving is worth over all shapes, and what it costs the host."""
+    from autotune.cli.tables import Table
+
+    heads = spread_columns(report)
+    table = Table(("", *heads), right=heads)
+    for name, cells in spread_rows(report):
+        table.add_row(name, *cells)
+    how = "served by prediction" if report.predicted else _tuned(report)
+    click.echo(f"\n{len(report.timed)} shapes {how}, time of the library over ours:")
+    table.echo()
+
+
+def spread_columns(report: Report) -> tuple[str, ...]:
+    """Head the figures of `spread_rows`."""
     from autotune.report.bench import SLOWER
 
+    verb = "choose" if report.predicted else "tune"
+    return (
+        *("geometric mean", "tenth percentile", "worst", f"below {SLOWER:g}"),
+        *(f"ms to {verb}, median", "longest"),
+    )
+
+
+def spread_rows(report: Report) -> list[tuple[str, list[str]]]:
+    """Return the figures of all shapes against each library."""
+    rows = []
     for library in report.libraries:
         spread = report.spread(library)
         if spread is not None:
-            how, verb = ("served by prediction", "choose") if report.predicted else (_tuned(report), "tune")
-            click.echo(
-                f"{len(report.timed)} shapes {how}, against {NAMES[library]}: geometric mean "
-                f"{spread.mean:.3f}, worst {spread.worst:.2f}, tenth percentile {spread.p10:.2f}, "
-                f"below {SLOWER:g} {spread.slower:.1%}; {spread.choosing_ms:.0f} ms to {verb}"
-            )
+            numbers = [f"{spread.mean:.3f}", f"{spread.p10:.2f}", f"{spread.worst:.2f}"]
+            numbers += [
+                f"{spread.slower:.1%}",
+                f"{spread.choosing_ms:.0f}",
+                f"{spread.choosing_worst_ms:.0f}",
+            ]
+            rows.append((f"vs {NAMES[library]}", numbers))
+    return rows
 
 
 def _tuned(report: Report) -> str:
@@ -266,7 +322,7 @@ def _kernels(report: Report) -> None:
     """List what ran: our config, and the kernels that the libraries chose."""
     for row in report.timed:
         assert row.winner is not None
-        click.echo(f"{_name(row)}: {row.winner.space.family} {row.winner.config.id}")
+        click.echo(f"{_name(row)}: {row.winner.family} {row.winner.id}")
         for library, title in NAMES.items():
             found = row.baseline(library)
             if found is not None:

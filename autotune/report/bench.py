@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,76 +22,20 @@ from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected, 
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for
 from autotune.measure.worker import GpuWorker
-from autotune.model.account import roofline_ms, traffic_bytes
-from autotune.records import Store
+from autotune.model.account import roofline_ms
+from autotune.records import Filed, Store
+from autotune.report.rows import Circumstances, Failure, Row, Rows, Winner
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
 from autotune.tuning.quick import KeptWorkshop
+from autotune.values.device import Device
 from autotune.values.lazy import cached_property
-from autotune.values.measurement import L2, MeasuredTrial, Method
+from autotune.values.measurement import L2, Method
 from autotune.values.suite import Shape
 
 SCHEMA = 1
 STEP_TIMEOUT_S = 30.0  # more than a check or a sample of anything takes, beyond the limit of a trial
 EVERYTHING = "all"  # the group that holds every shape
 SLOWER = 0.97  # time of a library / time of the kernel: less is slower, whatever the noise
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a shape has no time: a rejection kind, "device" or "machine"; and one line."""
-
-    kind: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """One shape and its outcome.
-
-    Attributes:
-        shape: The shape.
-        winner: The record that serves it, as `best_kernel` finds it; None where none does.
-        measured: The winner's timing and verdict; None where it failed or is missing.
-        failure: Why it failed; None where it did not.
-        libraries: What the libraries did on the same operands; one that is not installed is left out.
-        missing: Why no record serves; "" where one does.
-        choosing_s: Host seconds to find what serves, without compiling it; to measure it, where it was tuned
-            quickly.
-    """
-
-    shape: Shape
-    winner: Choice | None = None
-    measured: MeasuredTrial | None = None
-    failure: Failure | None = None
-    libraries: Mapping[Library, Baseline | Rejected] = field(default_factory=dict)
-    missing: str = ""
-    choosing_s: float = 0.0
-
-    def baseline(self, name: Library) -> Baseline | None:
-        """Return a library's timing; None where it is absent, failed, or was not asked."""
-        found = self.libraries.get(name)
-        return found if isinstance(found, Baseline) else None
-
-    def versus(self, name: Library) -> float | None:
-        """Return time of the library / time of the kernel; None unless both were timed."""
-        found = self.baseline(name)
-        if found is None or self.measured is None:
-            return None
-        return found.timing.median_ms / self.measured.timing.median_ms
-
-    @property
-    def gflops(self) -> float | None:
-        """2mnk / time, 10^9 operations per second."""
-        return (
-            None if self.measured is None else self.shape.problem.flops / self.measured.timing.median_ms / 1e6
-        )
-
-    @property
-    def gbs(self) -> float | None:
-        """Bytes that must move / time, 10^9 per second: A, B and C once, C twice where it is read."""
-        if self.measured is None:
-            return None
-        return traffic_bytes(self.shape.problem) / self.measured.timing.median_ms / 1e6
 
 
 @dataclass(frozen=True)
@@ -121,6 +65,7 @@ class Spread:
         p10: Their first decile.
         slower: Share of the shapes where it is below `SLOWER`.
         choosing_ms: Median of the host time to find what serves, milliseconds.
+        choosing_worst_ms: The longest, such as that of a process's first shape.
     """
 
     mean: float
@@ -128,6 +73,7 @@ class Spread:
     p10: float
     slower: float
     choosing_ms: float
+    choosing_worst_ms: float
 
 
 @dataclass(frozen=True)
@@ -144,6 +90,7 @@ class Report:
         rows: In the order of the suite.
         predicted: Every shape was served as if it had no record.
         quick: Every shape was tuned as ``tune="quick"`` does.
+        resumed: Shapes that an earlier run has timed, which was stopped.
     """
 
     facts: BenchFacts
@@ -155,6 +102,7 @@ class Report:
     rows: tuple[Row, ...]
     predicted: bool = False
     quick: bool = False
+    resumed: int = 0
 
     @property
     def timed(self) -> tuple[Row, ...]:
@@ -203,8 +151,9 @@ class Report:
         if mean is None:
             return None
         slower = sum(ratio < SLOWER for ratio in ratios) / len(ratios)
-        choosing = statistics.median(row.choosing_s for row in self.timed)
-        return Spread(mean, ratios[0], ratios[len(ratios) // 10], slower, choosing * 1e3)
+        choosing = [row.choosing_s * 1e3 for row in self.timed]
+        median = statistics.median(choosing)
+        return Spread(mean, ratios[0], ratios[len(ratios) // 10], slower, median, max(choosing))
 
     def worst(self, name: Library) -> Row | None:
         """Return the shape that does worst against a library; None where nothing was compared."""
@@ -224,6 +173,7 @@ class Report:
             "nvrtc": self.nvrtc,
             "l2": self.l2,
             "seed": self.seed,
+            "resumed": self.resumed,
             "peak_gflops": round(self.facts.device.peak_gflops, 1),
             "copy_gbs": round(self.facts.copy_gbs, 1),
             "shapes": [self._plain(row) for row in self.rows],
@@ -238,6 +188,11 @@ class Report:
             "worst": {
                 f"vs_{name}": None if (row := self.worst(name)) is None else row.shape.id
                 for name in self.libraries
+            },
+            "spread": {
+                f"vs_{name}": {key: _digits(value) for key, value in asdict(spread).items()}
+                for name in self.libraries
+                if (spread := self.spread(name)) is not None
             },
         }
 
@@ -256,7 +211,8 @@ class Report:
             command = f"autotune tune {problem.cli_flags()}"
             return {**value, "status": "missing", "why": row.missing, "command": command}
         if row.winner is not None:
-            value |= {"family": row.winner.space.family, "config": row.winner.config.id}
+            value |= {"family": row.winner.family, "config": row.winner.id}
+            value |= {"served": row.winner.served, "choosing_ms": _digits(row.choosing_s * 1e3)}
         if row.measured is None:
             kind, why = (row.failure.kind, row.failure.why) if row.failure else ("", "")
             return {**value, "status": "failed", "kind": kind, "why": why}
@@ -271,7 +227,6 @@ class Report:
             **{"method": timing.method, "launches": timing.launches, "noisy": timing.noisy},
             **{"gflops": _digits(row.gflops), "gbs": _digits(row.gbs)},
             **{"floor_ms": _digits(self.floor_ms(shape)), "share_of_floor": _digits(self.share(row))},
-            "served": None if row.winner is None else row.winner.served,
             **{f"vs_{name}": _digits(row.versus(name)) for name in libraries},
             **{name: _plain_library(row.libraries.get(name)) for name in libraries},
             "verification": {"error": _digits(verdict.error), "bound": _digits(verdict.bound)},
@@ -294,7 +249,9 @@ def bench(
     root: Path | str | None = None,
     predicted: bool = False,
     quick: bool = False,
+    resume: bool = True,
     tell: Callable[[Row], None] = lambda row: None,
+    say: Callable[[str], None] = lambda line: None,
     service: str = "autotune.measure.service:serve",
 ) -> Report:
     """Time the stored winner of every shape against cuBLAS and the fastest algorithm of cuBLASLt, in FP32.
@@ -315,7 +272,9 @@ def bench(
         predicted: Serve every shape as if it had no record, and compare with cuBLAS's default alone.
         quick: Likewise, but tune every shape first as ``tune="quick"`` does, in a folder of its own; where
             that fails, what is predicted serves.
+        resume: Go on where a run of the same shapes was stopped, if nothing has changed that times depend on.
         tell: Told of every shape when it is done.
+        say: Told in a line whether this run goes on from another.
         service: What the child runs.
 
     Raises:
@@ -323,19 +282,27 @@ def bench(
         ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
     """
     method = "graph" if cold else method
-    seed = secrets.randbits(48) if seed is None else seed
-    rows: list[Row] = []
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)
+    home = Store(root)
     with ExitStack() as opened:
+        kept = opened.enter_context(Rows(home, shapes, cold, method, seed, predicted, quick, resume=resume))
         gpu = opened.enter_context(GpuWorker(ordinal, None, tf32=tf32, service=service))
         facts = gpu.bench_facts()
+        if kept.seed is not None:
+            seed = kept.seed
+        seed = secrets.randbits(48) if seed is None else seed
+        if len(shapes) > 1:
+            kept.open(Circumstances.of(facts, home, seed))
+            if kept.told:
+                say(kept.told)
+        store: Store = _Unseen(root, shapes) if predicted else home
         if quick:
             store = Store(opened.enter_context(TemporaryDirectory(prefix="autotune-")))
             shop = KeptWorkshop(ordinal)
             opened.callback(shop.close)
-        else:
-            store = Store(root)
-        for batch in [[shape] for shape in shapes] if quick else [shapes]:  # tuned right before it is timed
+        rows = dict(kept.done)
+        left = [shape for shape in shapes if shape.id not in rows]
+        for batch in [[shape] for shape in left] if quick else [left]:  # tuned right before it is timed
             choices, winners, seconds = [], [], []
             for shape in batch:
                 began = time.perf_counter()
@@ -352,10 +319,23 @@ def bench(
                 else:
                     libraries = ("cublas",) if predicted or quick else libraries_for(shape.problem.math)
                     row = _row(shape, winner, binaries[index], gpu, seed, cold, method, libraries)
-                row = replace(row, choosing_s=seconds[index])
-                rows.append(row)
+                row = rows[shape.id] = replace(row, choosing_s=seconds[index])
+                kept.add(row)
                 tell(row)
-    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), tuple(rows), predicted, quick)
+    found = tuple(rows[shape.id] for shape in shapes)
+    resumed = len(kept.done)
+    return Report(facts, nvrtc_version(), seed, cold, method, records.now(), found, predicted, quick, resumed)
+
+
+class _Unseen(Store):
+    """Records, of which those of some shapes are not listed, so that no prediction looks at them."""
+
+    def __init__(self, root: Path | str | None, shapes: Sequence[Shape]) -> None:
+        super().__init__(root)
+        self._hidden = {shape.problem for shape in shapes}
+
+    def filed(self, device: Device | records.RecordedDevice | None = None) -> list[Filed]:
+        return [file for file in super().filed(device) if file.problem not in self._hidden]
 
 
 def _tuned(shape: Shape, store: Store, shop: KeptWorkshop) -> bool:
@@ -414,10 +394,11 @@ def _row(
     method: Method,
     libraries: tuple[Library, ...],
 ) -> Row:
+    served = Winner.of(winner)
     if isinstance(binary, Rejected):
-        return Row(shape, winner, failure=Failure(binary.kind, binary.why))
+        return Row(shape, served, failure=Failure(binary.kind, binary.why))
     if isinstance(binary, MachineFault):
-        return Row(shape, winner, failure=Failure("machine", binary.why))
+        return Row(shape, served, failure=Failure("machine", binary.why))
     comparison = Comparison(
         problem=shape.problem,
         alpha=shape.alpha,
@@ -433,11 +414,11 @@ def _row(
     try:
         compared = gpu.compare(comparison)
     except (DeviceError, ToolchainError) as error:
-        return Row(shape, winner, failure=Failure("device", str(error)))
+        return Row(shape, served, failure=Failure("device", str(error)))
     kernel = compared.kernel
     if isinstance(kernel, Rejected):
-        return Row(shape, winner, failure=Failure(kernel.kind, kernel.why), libraries=compared.libraries)
-    return Row(shape, winner, kernel, libraries=compared.libraries)
+        return Row(shape, served, failure=Failure(kernel.kind, kernel.why), libraries=compared.libraries)
+    return Row(shape, served, kernel, libraries=compared.libraries)
 
 
 def _plain_library(found: Baseline | Rejected | None) -> dict[str, Any] | None:

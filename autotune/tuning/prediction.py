@@ -197,6 +197,13 @@ def _key(problem: Problem, device: Device, spaces: Sequence[Space], files: Seque
     return "choice." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def model_digest(store: Store, device: Device) -> str:
+    """Hash what predicts for a device: the code, and what was learned of it or of another."""
+    path = learned_path(store, device) or other_learned_path(store)
+    learned = b"" if path is None else path.read_bytes()
+    return hashlib.sha256(_code_digest().encode() + learned).hexdigest()
+
+
 @cache
 def _code_digest() -> str:
     """Hash the code that predicts: a development tree may change without a new version."""
