@@ -22,6 +22,7 @@ from autotune.errors import (
 )
 from autotune.kernel.choices import Choice, Served
 from autotune.kernel.corners import loaded, scale
+from autotune.kernel.dynamo import left_out
 from autotune.kernel.libraries import Taken
 from autotune.kernel.machine import Enqueue, Machine, NoArray
 from autotune.kernel.once import Once
@@ -78,6 +79,7 @@ class Kernel:
         self._bytes = tuple(FLOAT_BYTES * rows * columns for rows, columns in self._shapes)
         self._reads_c = bool(problem.beta)
 
+    @left_out
     def __call__(
         self, a: Any, b: Any, out: Any = None, alpha: float = 1.0, beta: float = 0.0, stream: Any = None
     ) -> Any:
@@ -138,8 +140,6 @@ class Kernel:
         except Exception as error:
             raise_fault(error)
             raise
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # as matmul
 
     def launch(self, a: int, b: int, c: int, alpha: float = 1.0, beta: float = 0.0, stream: int = 0) -> None:
         """Enqueue one multiplication on addresses; nothing is checked.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from autotune.errors import DeviceError, UsageError
 from autotune.kernel.captures import is_capturing
+from autotune.kernel.dynamo import leave_out_frames
 from autotune.kernel.operands import Idiom, Operand, kind_of, stream_pointer
 from autotune.values.faults import known_fault
 from autotune.values.problem import FLOAT_BYTES
@@ -129,6 +130,7 @@ class TorchLibrary(Library):
     def __init__(self) -> None:
         import torch
 
+        leave_out_frames()
         self._torch = torch
         self._float32 = torch.float32
         self._strided = torch.strided

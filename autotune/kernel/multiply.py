@@ -19,6 +19,7 @@ from autotune.kernel.best import (
     search_missing,
 )
 from autotune.kernel.corners import of_nothing
+from autotune.kernel.dynamo import left_out
 from autotune.kernel.kernel import Kernel, raise_fault
 from autotune.kernel.libraries import take
 from autotune.kernel.machine import Machine
@@ -31,6 +32,7 @@ from autotune.values.problem import Problem, asked_maths
 _kernels: Once[tuple[Problem, str, Machine, Policy, Tune], Kernel] = Once()
 
 
+@left_out
 def matmul(
     a: Any,
     b: Any,
@@ -87,9 +89,6 @@ def matmul(
     except Exception as error:
         raise_fault(error)
         raise
-
-
-matmul._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile calls it between its graphs
 
 
 def _matmul(
