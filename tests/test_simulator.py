@@ -127,7 +127,7 @@ def test_groups_of_blocks_stay_within_their_memory() -> None:
     }"""
     program = load_program(ptx_of(text), "k")
     machine = Machine(
-        program, (1000, 1, 1), (32, 1, 1), GlobalMemory(program.kernel, [], 4), {}, 225280, True, False
+        program, (1000, 1, 1), (32, 1, 1), GlobalMemory(program.kernel, []), {}, 225280, True, False
     )
     blocks = machine._blocks_at_once()
     assert 1 < blocks < MAX_LANES // 32

@@ -127,11 +127,10 @@ def test_shared_and_local_bounds(arch: str) -> None:
     text = """extern "C" __global__ void k(int* a, int n) {
         __align__(16) char stack[64];
         for (int i = 0; i < 64; ++i) stack[(i + a[i]) & 63] = i;
-        a[threadIdx.x] = *reinterpret_cast<int*>(stack + threadIdx.x / 2 * n);  // here
+        a[threadIdx.x + 64] = *reinterpret_cast<int*>(stack + threadIdx.x / 2 * n);  // here
     }"""
-    b[:] = 0
+    b = np.zeros(96, np.int32)
     run(text, arch, b, 4, threads=32).raise_if_faulty()
-    b[:] = 0
     expect(run(text, arch, b, 2, threads=32), "misaligned", text, thread=2)
 
 
@@ -168,7 +167,7 @@ RACES = {
     }""",
     "write with write": """extern "C" __global__ void k(float* a, int n) {
         __shared__ float s[64];
-        s[threadIdx.x / 2] = a[threadIdx.x];  // here
+        s[threadIdx.x / 2] = a[threadIdx.x] + threadIdx.x;  // here
         __syncthreads();
         a[threadIdx.x] = s[threadIdx.x / 2];
     }""",
@@ -187,7 +186,7 @@ RACES = {
     }""",
     "neighbouring bytes": """extern "C" __global__ void k(float* a, int n) {
         __shared__ unsigned char s[256];
-        s[threadIdx.x] = n;
+        s[threadIdx.x] = n + threadIdx.x;
         s[(threadIdx.x + 1) & 63] = n;  // here
         __syncthreads();
         a[threadIdx.x] = s[threadIdx.x];
@@ -355,7 +354,7 @@ def test_async_copies_check_their_source(arch: str) -> None:
 def test_divergent_barriers(arch: str) -> None:
     text = """extern "C" __global__ void k(float* a) {
         __shared__ float s[64];
-        s[threadIdx.x] = a[threadIdx.x];
+        s[threadIdx.x] = a[blockIdx.x * 64 + threadIdx.x];
         if (threadIdx.x < 16) {
             __syncthreads();  // here
             a[blockIdx.x * 64 + threadIdx.x] = s[63 - threadIdx.x];
@@ -412,7 +411,7 @@ def test_two_blocks_write_one_place(arch: str) -> None:
     a = np.zeros(64 * 300, np.float32)
     run(text, arch, a, 64, blocks=300).raise_if_faulty()
     message = expect(run(text, arch, a, 63, blocks=300), "write-conflict", text, block=None)
-    assert "where block" in message
+    assert "of block (1, 0, 0) stores too" in message
     assert not run(text, arch, a, 63, blocks=300, checks=False).faults
     atomics = text.replace("a[blockIdx.x * n + threadIdx.x] = blockIdx.x", "atomicAdd(a + threadIdx.x, 1.0f)")
     run(atomics, arch, a, 0, blocks=4).raise_if_faulty()
@@ -425,7 +424,7 @@ def test_two_blocks_write_one_place(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_bytes_of_one_word_from_two_blocks(arch: str) -> None:
     text = """extern "C" __global__ void k(unsigned char* a, int n) {
-        a[blockIdx.x * n + threadIdx.x] = 1;  // here
+        a[blockIdx.x * n + threadIdx.x] = blockIdx.x;  // here
     }"""
     a = np.zeros(200, np.uint8)
     run(text, arch, a, 65, threads=65, blocks=3).raise_if_faulty()

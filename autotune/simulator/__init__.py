@@ -5,8 +5,8 @@ register allocation, no caches and no cycles. One basic block is one Python func
 8192 threads, or 256 MiB of their registers and shared memory, run at once (but always one whole block).
 
 Limits:
-    - Races are looked for in shared memory; in global memory only stores of two blocks to one place are.
-      Named barriers of part of a block and mbarriers count as ordering all of it, so some races escape.
+    - Named barriers of part of a block and mbarriers count as ordering all of it, and a fence of one thread
+      as one of its block, so some races escape. Volatile and relaxed accesses count as atomic.
     - Lanes run in lock step, lowest basic block first. A loop that waits for another thread's store to
       memory never ends; waiting at barriers, mbarriers and warp-wide instructions works.
     - A thread that has ended counts as present at later barriers, as on the hardware since Volta.
@@ -65,10 +65,14 @@ class Report:
 
     Attributes:
         faults: Empty, or the fault that stopped the kernel.
+        notes: What CUDA C++ leaves undefined though the hardware does what was simulated: warps of a block
+            that wait at different ``__syncthreads``, threads or blocks that store equal values to one place,
+            an atomicCAS that tests what was read plainly, a warp operation that names threads which ended.
         counters: None unless they were asked for.
     """
 
     faults: tuple[Fault, ...]
+    notes: tuple[Fault, ...] = ()
     counters: Counters | None = None
 
     def raise_if_faulty(self) -> Report:
@@ -94,6 +98,7 @@ def run_ptx(
     counters: bool = False,
     max_steps: int = MAX_STEPS,
     max_seconds: float = MAX_SECONDS,
+    unwritten: Sequence[NDArray[Any]] = (),
 ) -> Report:
     """Execute one kernel of a PTX text on NumPy arrays, which it changes in place.
 
@@ -111,6 +116,8 @@ def run_ptx(
         counters: Count instructions and memory traffic.
         max_steps: Basic blocks that a group of threads may execute before the kernel counts as endless.
         max_seconds: CPU time, seconds, that the launch may take; ``math.inf`` for no limit.
+        unwritten: Those of the arrays in ``args`` that count as never written: with checks, a load from them
+            before a store is a fault.
 
     Returns:
         The report; a fault ends the execution and leaves the arrays as they are then.
@@ -128,7 +135,7 @@ def run_ptx(
         program = load_program(ptx, entry)
         kernel = program.kernel
         total = check_launch(kernel, threads, shared_bytes)
-        memory, parameters = place_arguments(kernel, args, program.global_unit)
+        memory, parameters = place_arguments(kernel, args, program.stored, unwritten)
         machine = Machine(
             program, shape, threads, memory, parameters, total, checks, counters, steps, seconds
         )
@@ -142,7 +149,7 @@ def run_ptx(
             f"the simulation of kernel {entry} does not fit into this machine's memory: give smaller arrays, "
             "or checks=False"
         ) from None
-    return Report(faults, machine.tally.counters() if machine.tally is not None else None)
+    return Report(faults, machine.notes.all(), machine.tally.counters() if machine.tally else None)
 
 
 def _seconds(value: Any) -> float:
@@ -176,6 +183,7 @@ def simulate(
     counters: bool = True,
     max_steps: int = MAX_STEPS,
     max_seconds: float = MAX_SECONDS,
+    unwritten: Sequence[NDArray[Any]] = (),
 ) -> Report:
     """Compile CUDA C++ and execute it on the CPU; see `run_ptx`. A text is compiled once in each process.
 
@@ -191,6 +199,7 @@ def simulate(
         counters: Count instructions and memory traffic.
         max_steps: Limit of basic blocks, see `run_ptx`.
         max_seconds: Limit of CPU time of the launch, see `run_ptx`.
+        unwritten: Arrays that count as never written, see `run_ptx`.
 
     Raises:
         UsageError: The text does not compile within 30 s, or has not exactly one kernel where no entry is
@@ -220,4 +229,5 @@ def simulate(
         counters=counters,
         max_steps=max_steps,
         max_seconds=max_seconds,
+        unwritten=unwritten,
     )

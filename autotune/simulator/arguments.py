@@ -103,14 +103,18 @@ def _most_shared(capability: int | None) -> int:
 
 
 def place_arguments(
-    kernel: Kernel, args: Sequence[NDArray[Any] | int | float | np.generic], unit: int
+    kernel: Kernel,
+    args: Sequence[NDArray[Any] | int | float | np.generic],
+    stored: frozenset[str] | None,
+    unwritten: Sequence[NDArray[Any]],
 ) -> tuple[GlobalMemory, dict[str, bytes]]:
     """Assign an address to every array and bytes to every parameter.
 
     Args:
         kernel: Its parameters decide the types.
         args: One per parameter.
-        unit: Bytes of the smallest store to global memory.
+        stored: Parameters and variables that the kernel may store to; None for all.
+        unwritten: Those of the arrays that nothing has written.
 
     Returns:
         (global memory, parameter name to bytes).
@@ -131,7 +135,10 @@ def place_arguments(
         if isinstance(value, np.ndarray):
             _check_array(position, parameter, value)
             arrays.append((position, f"argument {position + 1}", value))
-    memory = GlobalMemory(kernel, arrays, unit)
+    marked = [position for position, _, array in arrays if any(array is each for each in unwritten)]
+    if len(marked) < len(unwritten):
+        raise UsageError("unwritten= has an array that is no argument: give the very arrays passed in args")
+    memory = GlobalMemory(kernel, arrays, stored, marked)
     parameters = {
         parameter.name: np.uint64(memory.pointers[position]).tobytes()
         if position in memory.pointers

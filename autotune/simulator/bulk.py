@@ -134,6 +134,8 @@ class BulkCopies(LoadStore):
             self.shared.pattern(to, shared + shared.dtype.type(last), who)
             ((region, offsets, _),) = self.memory.locate(source, address + np.uint64(last), who, self.lanes)
         stop = int(offsets[0]) + GRANULE
+        pieces = np.arange(stop - size, stop, GRANULE)
+        self._note_loads(source, [(region, pieces, None)], np.repeat(who, len(pieces)))
         place = int(displaced(shared, to.offset)[0]) + int(self.lanes.block[lane]) * self.shared.window
         if self.races is not None:
             unit = self.shared.unit

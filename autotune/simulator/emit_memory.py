@@ -19,6 +19,7 @@ def _memory_parts(x: Instruction) -> tuple[str, int, str]:
     return space, count, x.parts[-1]
 
 
+_RELEASES = {"release", "acq_rel"}
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _QUALIFIERS = re.compile(
     r"nc|ca|cg|cs|cv|lu|wb|wt|volatile|weak|relaxed|acquire|release|acq_rel|gpu|cta|sys|cluster|v[248]|unified"
@@ -75,7 +76,8 @@ def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) 
     operation = next(part for part in x.parts[1:] if part in _ATOMICS)
     _check_qualifiers(e, x, operation)
     operands = _without_policy(x, operands)
-    if count != 1 or element == "f16" or len(operands) != (3 if operation == "cas" else 2):
+    unknown = element == "f16" or (element[0] == "f" and operation != "add")
+    if count != 1 or unknown or len(operands) != (3 if operation == "cas" else 2):
         raise unsupported(x)
     address, offset = e.address(operands[0])
     access = e.access(x, space, "atom", element, 1, offset)
@@ -169,11 +171,18 @@ def _mbarrier(e: Emitter, x: Instruction) -> None:
         raise unsupported(x)
 
 
+def is_fence(x: Instruction) -> bool:
+    """Return whether an instruction orders what blocks see of each other's accesses, or may do so."""
+    fence = x.parts[0] in ("membar", "fence") and "proxy" not in x.parts
+    return (fence and "cta" not in x.parts) or not _RELEASES.isdisjoint(x.parts)
+
+
 def _fence(e: Emitter, x: Instruction) -> None:
     if "proxy" in x.parts and "async" not in x.parts:
         raise unsupported(x)
     to_tensor_cores = "proxy" in x.parts and "global" not in x.parts
-    e.statement(f"M.fence_proxy({e.active})" if to_tensor_cores else "pass")
+    call = "M.fence_proxy" if to_tensor_cores else "M.fence" if is_fence(x) else ""
+    e.statement(f"{call}({e.active})" if call else "pass")
 
 
 def _createpolicy(e: Emitter, x: Instruction) -> None:
@@ -193,7 +202,7 @@ HANDLERS: dict[str, Handler] = {
     "cp": _cp,
     "mbarrier": _mbarrier,
     "createpolicy": _createpolicy,
-    "membar": _nothing,
+    "membar": _fence,
     "fence": _fence,
     "prefetch": _nothing,
     "discard": _nothing,

@@ -44,8 +44,9 @@ def _shfl(e: Emitter, x: Instruction) -> None:
     if x.parts[1] != "sync" or x.parts[2] not in ("up", "down", "bfly", "idx"):
         raise unsupported(x)
     targets = [target.strip() for target in x.operands[0].split("|")]
-    value, lane, clamp = (e.read(operand, "b32") for operand in x.operands[1:4])
-    e.statement(f"t, t2 = warp.shuffle({x.parts[2]!r}, M.lanes, {value}, {lane}, {clamp})")
+    value, lane, clamp, members = (e.read(operand, "b32") for operand in x.operands[1:])
+    e.statement(f"t, t2 = warp.shuffle({x.parts[2]!r}, M.lanes, {lane}, {clamp})")
+    e.statement(f"t = M.shuffled({value}, t, {members}, {e.active})")
     for target, name, kind in zip(targets, ("t", "t2"), ("b32", "pred"), strict=False):
         e.write(target, kind, name)
 

@@ -12,6 +12,7 @@ FaultKind = Literal[
     "misaligned",
     "read-only",
     "shared-race",
+    "global-race",
     "uninitialised-read",
     "async-copy",
     "async-product",
@@ -22,6 +23,7 @@ FaultKind = Literal[
     "time-limit",
     "deadlock",
     "trap",
+    "assertion",
 ]
 
 
@@ -33,13 +35,15 @@ class Fault:
         kind: out-of-bounds (an access outside every array, or outside the block's shared or local memory),
             misaligned (an address that is no multiple of the access width), read-only (a store into
             memory that may not be written), shared-race (two threads touch one shared word, one of them
-            writes, no barrier lies between), uninitialised-read (of shared memory that nothing wrote),
+            writes, no barrier lies between), global-race (the same in global memory, where between blocks
+            only a fence followed by an atomic operation orders), uninitialised-read (of shared memory, or
+            of an argument marked as unwritten, where nothing wrote),
             async-copy (data of ``cp.async`` used before its wait, or before a barrier in another thread),
             async-product (operands of ``wgmma`` changed before its wait, or not fenced before it),
             divergent-barrier (the threads of a block wait at different barriers), divergent-warp (a warp
             operation waits for lanes that never arrive), write-conflict (two blocks store to one global
             address), endless-loop (the limit of steps was reached), time-limit (the limit of seconds was),
-            deadlock, trap.
+            deadlock, trap, assertion (an ``assert`` failed).
         message: One line in words, without the place.
         line: CUDA source line; None without line information.
         block: blockIdx (x, y, z).
@@ -83,6 +87,21 @@ class UnsupportedPTX(AutotuneError):
     def __init__(self, message: str) -> None:
         text = "".join(letter if letter.isprintable() else "?" for letter in message)
         super().__init__(text if len(text) <= 250 else f"{text[:247]}...")
+
+
+class Notes:
+    """What no fault is, though CUDA leaves it undefined; one for each kind and source line."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[FaultKind, int | None], Fault] = {}
+
+    def add(self, stop: Stop) -> None:
+        """Keep what would have stopped the kernel."""
+        self._found.setdefault((stop.fault.kind, stop.fault.line), stop.fault)
+
+    def all(self) -> tuple[Fault, ...]:
+        """Return them in the order in which they were found."""
+        return tuple(self._found.values())
 
 
 class Stop(Exception):

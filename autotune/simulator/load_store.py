@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from autotune.simulator.atomics import apply_atomic
 from autotune.simulator.counters import Tally
 from autotune.simulator.emitter import LOCAL_WINDOW, SHARED_WINDOW, Access
-from autotune.simulator.faults import FaultKind
+from autotune.simulator.faults import FaultKind, Notes
+from autotune.simulator.global_races import GlobalRaces
 from autotune.simulator.lanes import Lanes, Registers
 from autotune.simulator.memory import GlobalMemory, Region, gather, scatter
 from autotune.simulator.races import RaceDetector
@@ -29,7 +31,8 @@ class LoadStore(Registers):
         memory: Global memory.
         shared: Shared memory of the group's blocks.
         async_copies: Groups of cp.async.
-        races: None without checks.
+        races, global_races: None without checks.
+        notes: What no fault is.
         tally: None without counters.
     """
 
@@ -37,6 +40,7 @@ class LoadStore(Registers):
     shared: SharedMemory
     async_copies: AsyncCopies
     races: RaceDetector | None
+    global_races: GlobalRaces | None
     special: dict[str, Any]
 
     def __init__(
@@ -47,7 +51,7 @@ class LoadStore(Registers):
         checks: bool,
         tally: Tally | None,
     ) -> None:
-        self.memory, self.checks, self.tally = memory, checks, tally
+        self.memory, self.checks, self.tally, self.notes = memory, checks, tally, Notes()
         self.local_bytes = local_bytes
         self._parameters = parameters
         self._values: dict[tuple[str, int, Any], Any] = {}
@@ -74,6 +78,11 @@ class LoadStore(Registers):
         """Execute __syncwarp()."""
         if self.races is not None:
             self.races.sync_warps(mask)
+
+    def fence(self, mask: Any) -> None:
+        """Execute a fence between blocks."""
+        if self.global_races is not None:
+            self.global_races.fence(mask)
 
     def _select(self, address: Values, mask: Any) -> tuple[Any, Any]:
         """Return (active lanes or None for all, their addresses)."""
@@ -106,6 +115,7 @@ class LoadStore(Registers):
         parts = self.memory.locate(access, address, active, self.lanes)
         if self.tally is not None and space == "global":
             self._count_global(access, parts, active)
+        self._note_loads(access, parts, active)
         if len(parts) == 1:
             region, offsets, _ = parts[0]
             return gather(region.view, access, offsets, region.base % access.size == 0)
@@ -113,6 +123,16 @@ class LoadStore(Registers):
         for region, offsets, chosen in parts:
             values[chosen] = gather(region.view, access, offsets, region.base % access.size == 0)
         return values
+
+    def _note_loads(self, access: Access, parts: list[tuple[Region, Any, Any]], active: Any) -> None:
+        """Check and record loads from arrays that the kernel may store to."""
+        if self.global_races is None:
+            return
+        for region, offsets, chosen in parts:
+            if region.tracked:
+                everyone = self.lanes.index if active is None else active
+                lanes = everyone if chosen is None else everyone[chosen]
+                self.global_races.read(access, region, offsets, lanes)
 
     def store(self, access: Access, address: Values, mask: Any, values: tuple[Values, ...]) -> None:
         """Execute a store of one value per element."""
@@ -135,7 +155,8 @@ class LoadStore(Registers):
         if space == "shared":
             found = self._shared_pattern(access, address, active)
             if self.races is not None:
-                self.races.write(access, found, False)
+                store = partial(self.shared.write_and_compare, access, found, values)
+                self.races.write(access, found, False, store=store)
             self.shared.write(access, found, values)
             return
         if space == "local":
@@ -148,10 +169,12 @@ class LoadStore(Registers):
         for region, offsets, chosen in parts:
             lanes = everyone if chosen is None else everyone[chosen]
             self._check_writable(access, region, offsets, lanes)
-            if self.checks:
-                self.memory.claim(access, region, offsets, lanes, self.lanes)
             part = values if chosen is None else values[chosen]
+            races = self.global_races
+            touch = races.write(access, region, offsets, lanes, part) if races is not None else None
             scatter(region.view, access, offsets, part, region.base % access.size == 0)
+            if races is not None and touch is not None:
+                races.settle(touch, part)
 
     def _check_writable(self, access: Access, region: Region, offsets: Any, lanes: Any) -> None:
         if not region.writable:
@@ -210,7 +233,10 @@ class LoadStore(Registers):
         everyone = self.lanes.index if active is None else active
         targets = []
         for region, offsets, chosen in parts:
-            self._check_writable(access, region, offsets, everyone if chosen is None else everyone[chosen])
+            lanes = everyone if chosen is None else everyone[chosen]
+            self._check_writable(access, region, offsets, lanes)
+            if self.global_races is not None:
+                self.global_races.update(access, region, offsets, lanes)
             low = region.base % access.size
             targets.append((region.data[(access.size - low) % access.size :], offsets, chosen))
         return [
@@ -251,6 +277,7 @@ class LoadStore(Registers):
         parts = self.memory.locate(access, address, lanes, self.lanes)
         if self.tally is not None:
             self._count_global(access, parts, lanes)
+        self._note_loads(access, parts, lanes)
         for region, offsets, chosen in parts:
             rows = everyone if chosen is None else everyone[chosen]
             values[rows] = gather(region.view, access, offsets, region.base % access.size == 0)
@@ -265,9 +292,9 @@ class LoadStore(Registers):
         if int(np.bitwise_or.reduce(first)) & (access.size - 1):
             self.memory.locate(access, address, lanes, self.lanes)  # reports the misaligned lane
         for number in range(size):
-            for region, offsets, chosen in self.memory.locate(
-                one, first + np.uint64(number), lanes, self.lanes
-            ):
+            parts = self.memory.locate(one, first + np.uint64(number), lanes, self.lanes)
+            self._note_loads(one, parts, lanes)
+            for region, offsets, chosen in parts:
                 rows = where if chosen is None else where[chosen]
                 octets[rows, number] = gather(region.view, one, offsets, True)
         if self.tally is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from autotune.errors import AutotuneError, UsageError
 from autotune.simulator.counters import Tally
 from autotune.simulator.faults import Stop, UnsupportedPTX
+from autotune.simulator.global_races import GlobalRaces
 from autotune.simulator.lanes import WARP, Extent, Lanes, bytes_per_lane
 from autotune.simulator.memory import GlobalMemory
 from autotune.simulator.program import Program
@@ -70,6 +71,11 @@ class Machine(Warpgroups):
         self.max_steps, self.max_seconds = max_steps, max_seconds
         self._blocks_allocated = 0
         self._at = 0  # the basic block that runs
+        self.global_races = None
+        if checks:
+            self.global_races = GlobalRaces(
+                program.orders_blocks, program.syncs_warps, program.global_unit, self.notes
+            )
 
     def run(self) -> None:
         """Run every block of the grid.
@@ -129,7 +135,9 @@ class Machine(Warpgroups):
         self.wgmmas = Wgmmas(self.lanes) if self.program.uses_wgmma else None
         self.races = None
         if self.checks:
-            self.races = RaceDetector(self.lanes, self.shared, self.async_copies, self.mbarriers)
+            self.races = RaceDetector(self.lanes, self.shared, self.async_copies, self.mbarriers, self.notes)
+        if self.races is not None and self.global_races is not None:
+            self.global_races.begin(self.lanes, self.races)
         if self.races is not None and self.program.syncs_warps:
             self.races.use_warp_sync()
         if self.races is not None and self.program.uses_wgmma:
@@ -140,6 +148,7 @@ class Machine(Warpgroups):
         lanes, end = self.lanes, len(self.program.blocks)
         self.alive = lanes.exists.copy()
         self.parked = np.zeros(lanes.count, bool)  # at a warp-wide instruction that lacks lanes
+        self.passed = np.zeros(lanes.count, bool)  # went on behind one at which their warp waits
         self.yielded = np.zeros(lanes.count, bool)  # asked for an mbarrier's phase that is not complete
         self.completions, self._patience = 0, (0, PATIENCE)
         self.barriers = Barriers(lanes)
@@ -165,6 +174,9 @@ class Machine(Warpgroups):
 
     def _step_together(self, number: int, mask: Any) -> int | None:
         """Run a block for all living lanes; return the next block, None if they part or some end."""
+        members = self.program.blocks[number].members
+        if members is not None and mask is not None:
+            self._warps_complete(number, members, mask)
         self._count_step(number, mask)
         self.program.function(number, mask is not None)(self, mask)
         if self.mbarriers is not None and self.yielded.any():
@@ -209,16 +221,25 @@ class Machine(Warpgroups):
         mask = self.alive & ~self.barriers.waiting & ~self.yielded & (self.place == number)
         members = self.program.blocks[number].members
         if members is not None:
-            complete = self._warps_complete(members, mask, self.program.blocks[number].warps)
+            complete = self._warps_complete(number, members, mask)
             self.parked |= mask & ~complete
             mask &= complete
             self.parked &= ~mask
             if not mask.any():
                 return True
+        if self.parked.any():
+            self._note_passing(number, mask)
         self._count_step(number, mask)
         self.program.function(number, True)(self, mask)
         self._transfer(number, mask)
         return True
+
+    def _note_passing(self, number: int, mask: Any) -> None:
+        """Remember lanes that run on behind a warp-wide instruction at which others of their warp wait."""
+        for place in np.unique(self.place[self.parked & self.alive]).tolist():
+            if number in self.program.leads_to(place):
+                waits = (self.parked & (self.place == place)).reshape(-1, WARP).any(axis=1)
+                self.passed |= mask & np.repeat(waits, WARP)
 
     def _retry(self, able: Any) -> None:
         """Let lanes test their mbarrier again, but not for ever."""
@@ -295,21 +316,34 @@ class Machine(Warpgroups):
             part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
             places = self.place[part][at]
             if whole and not (places == places[0]).all():
-                raise self._divergent(part.start, at, places)
-            control = self._barrier_before(int(places[0]))
-            if "red" in control.parts:
-                self._reduce(control, part, at)
+                stop = self._divergent(part.start, at, places)
+                if not self._warps_agree(part, at):
+                    raise stop
+                self.notes.add(stop)
+            self._reduce(part, at, places)
             if self.races is not None:
                 self.races.barrier(block)
 
-    def _reduce(self, control: Instruction, part: slice, at: Any) -> None:
-        """Write the reduction over all lanes of a barrier to each of them."""
+    def _warps_agree(self, part: slice, at: Any) -> bool:
+        """Return whether each warp waits as a whole, and all alike: for the hardware that is one barrier."""
+        place = np.where(at, self.place[part], -1).reshape(-1, WARP)
+        first = place.max(axis=1, keepdims=True)
+        waits = {self._barrier_before(int(each)).parts for each in first.flat if each >= 0}
+        return bool(((place == first) | (place < 0)).all()) and len(waits) == 1
+
+    def _reduce(self, part: slice, at: Any, places: Any) -> None:
+        """Write the reduction over all lanes of a reducing barrier to each of them."""
         brought = self.barriers.condition[part][at]
-        bits, row = self.program.layout.rows[control.operands[0]]
-        if bits == 1:
-            self.p[row][part][at] = brought.all() if "and" in control.parts else brought.any()
-        else:
-            self.u[row][part][at] = np.count_nonzero(brought)
+        for place in np.unique(places).tolist():
+            control = self._barrier_before(place)
+            if "red" not in control.parts:
+                continue
+            here = at & (self.place[part] == place)
+            bits, row = self.program.layout.rows[control.operands[0]]
+            if bits == 1:
+                self.p[row][part][here] = brought.all() if "and" in control.parts else brought.any()
+            else:
+                self.u[row][part][here] = np.count_nonzero(brought)
 
     def _barrier_before(self, place: int) -> Instruction:
         control = self.program.blocks[place - 1].control
@@ -325,24 +359,53 @@ class Machine(Warpgroups):
         message = f"the threads of the block wait at different barriers ({many})"
         return self.lanes.stop("divergent-barrier", message, lines[rare], lane)
 
-    def _warps_complete(self, members: str, mask: Any, warps: int) -> Any:
+    def _warps_complete(self, number: int, members: str, mask: Any) -> Any:
         """Return the lanes whose warps have every lane that a warp-wide instruction names, ``[lanes]`` bool.
 
         With several warps, all living ones among as many, counted from the block's first, must be there.
+        Lanes that have ended need not come, unless they ran on behind the instruction first.
         """
+        warps = self.program.blocks[number].warps
         named = self._operand(members).reshape(-1, WARP)
         bits = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
         here = mask.reshape(-1, WARP)
         wanted = np.bitwise_or.reduce(np.where(here, named, np.uint32(0)), axis=1)
-        missing = ((wanted[:, None] & bits) != 0) & self.alive.reshape(-1, WARP) & ~here
-        incomplete = missing.any(axis=1)
+        absent = ((wanted[:, None] & bits) != 0) & ~here & self.lanes.exists.reshape(-1, WARP)
+        incomplete = (absent & self.alive.reshape(-1, WARP)).any(axis=1)
+        gone = absent & ~incomplete[:, None]
+        if gone.any():
+            self._note_missing(number, gone.reshape(-1))
+        self.passed &= np.repeat(incomplete | ~here.any(axis=1), WARP)
         if warps > 1:
-            absent = self.alive.reshape(-1, WARP).any(axis=1) & ~here.any(axis=1)
+            elsewhere = self.alive.reshape(-1, WARP).any(axis=1) & ~here.any(axis=1)
             per_block = self.lanes.stride // WARP
-            number = np.arange(len(here))
-            group = number // per_block * per_block + number % per_block // warps
-            incomplete = np.isin(group, group[incomplete | absent])
+            warp = np.arange(len(here))
+            group = warp // per_block * per_block + warp % per_block // warps
+            incomplete = np.isin(group, group[incomplete | elsewhere])
         return np.repeat(~incomplete, WARP)
+
+    def _note_missing(self, number: int, gone: Any) -> None:
+        """Report lanes that ended without a warp-wide instruction that names them."""
+        passed = gone & self.passed
+        lane = int(np.argmax(passed if passed.any() else gone))
+        x = self.program.kernel.instructions[self.program.blocks[number].start]
+        how = "went past it" if passed.any() else "ended without it: CUDA asks that it had ended before"
+        stop = self.lanes.stop("divergent-warp", f"{x.opcode} names this thread, which {how}", x.line, lane)
+        if passed.any():
+            raise stop
+        self.notes.add(stop)
+
+    def shuffled(self, value: Any, source: Any, members: Any, mask: Any) -> Any:
+        """Return the values that shfl.sync brings from source lanes, none of which may have ended."""
+        if not self.alive.all():
+            ended = self.lanes.exists[source] & ~self.alive[source] & (self.alive if mask is None else mask)
+            ended &= members >> self.lanes.in_warp[source].astype(np.uint32) & np.uint32(1) != 0
+            if ended.any():
+                lane = int(np.argmax(ended))
+                x = self.program.kernel.instructions[self.program.blocks[self._at].start]
+                message = f"{x.opcode} reads lane {source[lane] % WARP} of its warp, which has ended"
+                raise self.lanes.stop("divergent-warp", message, x.line, lane)
+        return np.broadcast_to(value, (self.lanes.count,))[source]
 
     def _stuck(self) -> Stop:
         """Return the fault that names the barrier or warp-wide instruction at which no lane can go on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +33,22 @@ class Region:
         base: Address of the first byte.
         data: The bytes, ``[size]`` uint8, sharing memory with the array.
         writable: Whether stores are allowed.
-        owners: Block + 1 that last stored to each unit, ``[units]`` int32; 0 for none.
+        tracked: Whether races in it are looked for.
+        unwritten: Whether nothing has written it before the launch.
+        writers, readers, write_sync, read_sync, fences: What `global_races` knows of each unit.
     """
 
     name: str
     base: int
     data: Any
     writable: bool
-    owners: Any = None
+    tracked: bool = False
+    unwritten: bool = False
+    writers: Any = None
+    readers: Any = None
+    write_sync: Any = None
+    read_sync: Any = None
+    fences: Any = None
     views: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -60,23 +68,39 @@ class Region:
 class GlobalMemory:
     """All arrays of one launch, and the kernel's own global and constant variables.
 
+    Args:
+        kernel: Its variables.
+        arrays: Position, name and array of each array argument.
+        stored: Parameters and variables that the kernel may store to; None for all.
+        unwritten: Positions of arguments that nothing has written.
+
     Attributes:
         pointers: Address of each array argument by its position.
         variables: Address of each variable of the PTX text.
     """
 
-    def __init__(self, kernel: Kernel, arrays: Sequence[tuple[int, str, Any]], unit: int) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        arrays: Sequence[tuple[int, str, Any]],
+        stored: frozenset[str] | None = None,
+        unwritten: Collection[int] = (),
+    ) -> None:
         self.regions: dict[int, Region] = {}
         self.pointers: dict[int, int] = {}
         self.variables: dict[str, Any] = {}
-        self.unit = unit  # bytes that the owner of a store is remembered for
         for group in _overlapping(arrays):
-            self._add_group(group)
+            region = self._add_group(group)
+            positions = [position for position, _, _ in group]
+            region.unwritten = all(position in unwritten for position in positions)
+            names = {kernel.parameters[position].name for position in positions}
+            region.tracked = region.unwritten or stored is None or not names.isdisjoint(stored)
         for name, symbol in kernel.symbols.items():
             if symbol.space in ("global", "const"):
                 data = np.zeros(symbol.size, np.uint8)
                 data[: len(symbol.initial)] = np.frombuffer(symbol.initial, np.uint8)
                 region = self._add(f"variable {name}", data, 0, symbol.space == "global")
+                region.tracked = region.writable and (stored is None or name in stored)
                 self.variables[name] = np.uint64(region.base)
 
     def _add(self, name: str, data: Any, low: int, writable: bool) -> Region:
@@ -86,7 +110,7 @@ class GlobalMemory:
         self.regions[number] = region
         return region
 
-    def _add_group(self, group: list[tuple[int, str, Any]]) -> None:
+    def _add_group(self, group: list[tuple[int, str, Any]]) -> Region:
         start = min(_start(array) for _, _, array in group)
         stop = max(_start(array) + array.nbytes for _, _, array in group)
         owner = _owner(group[0][2])
@@ -105,6 +129,7 @@ class GlobalMemory:
         region = self._add(name, data, inside % ALLOCATION_ALIGN, writable)
         for position, _, array in group:
             self.pointers[position] = region.base + _start(array) - start
+        return region
 
     def locate(
         self, access: Access, address: Any, lanes: Any, geometry: Lanes
@@ -188,33 +213,6 @@ class GlobalMemory:
                 continue
             return f"at byte {offset} of {region.name}, which has {region.size}"
         return "far from every array"
-
-    def claim(self, access: Access, region: Region, offsets: Any, lanes: Any, geometry: Lanes) -> None:
-        """Record which block stores where; stop if another block stored there before."""
-        if region.owners is None:
-            region.owners = np.zeros(-(-(region.size + ALLOCATION_ALIGN) // self.unit), np.int32)
-        mine = (geometry.block_ids[lanes] + 1).astype(np.int32)
-        first = (offsets + region.base % ALLOCATION_ALIGN) // self.unit
-        for number in range(max(1, access.size // self.unit)):
-            units = first + number
-            before = region.owners.take(units)
-            clash = (before != 0) & (before != mine)
-            if not clash.any():
-                region.owners[units] = mine
-                before = region.owners.take(units)
-                clash = before != mine
-            if clash.any():
-                where = int(np.argmax(clash))
-                other = geometry.block_place(int(before[where]) - 1)
-                raise geometry.stop(
-                    "write-conflict",
-                    f"{access.opcode} to byte {int(offsets[where])} of {region.name}, "
-                    f"where block {other} stores too",
-                    access.line,
-                    int(lanes[where]),
-                    region.base + int(offsets[where]),
-                    "global",
-                )
 
 
 def gather(view_of: Callable[[Any], Any], access: Access, offsets: Any, aligned: bool) -> Any:

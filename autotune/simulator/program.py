@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator import arithmetic, fma, warp
+from autotune.simulator.emit_memory import is_fence
 from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
 from autotune.simulator.opcodes import emit, is_control, is_warp_wide
+from autotune.simulator.provenance import stored
 from autotune.simulator.ptx import Instruction, Kernel, integer, parse_kernel
 
 BlockFunction = Callable[[Any, Any], None]
@@ -62,6 +64,8 @@ class Program:
         targets: Label to the number of its block (``len(blocks)`` for the end).
         shared_unit: Bytes of the smallest access to shared memory, 1 to 4.
         global_unit: Bytes of the smallest store to global memory, 1 to 4.
+        stored: Parameters and variables that may be stored to; None for any memory.
+        orders_blocks: Whether there are atomic operations, and fences between blocks.
         uses_mbarriers: Whether the kernel has mbarriers.
         uses_wgmma: Whether the kernel has products of warpgroups.
         syncs_warps: Whether the kernel calls __syncwarp().
@@ -70,6 +74,7 @@ class Program:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.layout = Layout(kernel)
+        self._after: dict[int, frozenset[int]] = {}
         self._functions: dict[tuple[int, bool], BlockFunction] = {}
         self._namespace = self.layout.names
         self._namespace.update({name: getattr(np, name) for name in _UFUNCS})
@@ -85,7 +90,10 @@ class Program:
         self._check_opcodes()
         self._split()
         self.shared_unit = self._smallest("shared", ("ld", "st", "atom", "red"))
-        self.global_unit = self._smallest("global", ("st",))
+        self.global_unit = self._smallest("global", ("st", "atom", "red"))
+        self.stored = stored(kernel)
+        atomic = any(x.parts[0] in ("atom", "red") or "volatile" in x.parts for x in kernel.instructions)
+        self.orders_blocks = atomic and any(is_fence(x) for x in kernel.instructions)
         self.uses_mbarriers = any(x.parts[0] == "mbarrier" for x in kernel.instructions)
         self.uses_wgmma = any(x.parts[0] == "wgmma" for x in kernel.instructions)
         self.syncs_warps = any(x.parts[:3] == ("bar", "warp", "sync") for x in kernel.instructions)
@@ -166,6 +174,29 @@ class Program:
     def line_of(self, number: int) -> int:
         """Return the source line of a basic block's first instruction, 0 if unknown."""
         return self.kernel.instructions[self.blocks[number].start].line if number < len(self.blocks) else 0
+
+    def leads_to(self, number: int) -> frozenset[int]:
+        """Return the blocks with instructions that may follow a block without a step back."""
+        found = self._after.get(number)
+        if found is None:
+            reached, waiting = set(), [number]
+            while waiting:
+                at = waiting.pop()
+                if at not in reached and number <= at < len(self.blocks):
+                    reached.add(at)
+                    waiting.extend(self._successors(at))
+            found = frozenset(n for n in reached - {number} if self.blocks[n].stop > self.blocks[n].start)
+            self._after[number] = found
+        return found
+
+    def _successors(self, number: int) -> set[int]:
+        control = self.blocks[number].control
+        if control is None or control.parts[0] not in ("bra", "brx"):
+            ends = control is not None and control.predicate is None
+            return set() if control and ends and control.parts[0] not in ("bar", "barrier") else {number + 1}
+        labels = self.kernel.tables.get(control.operands[-1], control.operands)
+        past = {number + 1} if control.predicate is not None else set()
+        return past | {self.targets[label] for label in labels}
 
     def _smallest(self, space: str, opcodes: tuple[str, ...]) -> int:
         sizes = [4]

@@ -8,12 +8,13 @@ of them is a write.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.faults import FaultKind, Stop
+from autotune.simulator.faults import FaultKind, Notes, Stop
 from autotune.simulator.lanes import WARP, Lanes
 from autotune.simulator.proxies import Proxies
 from autotune.simulator.shared import Pattern, SharedMemory
@@ -28,10 +29,16 @@ class RaceDetector:
     """Watches the shared memory of one group of blocks."""
 
     def __init__(
-        self, lanes: Lanes, shared: SharedMemory, copies: AsyncCopies, mbarriers: MBarriers | None
+        self,
+        lanes: Lanes,
+        shared: SharedMemory,
+        copies: AsyncCopies,
+        mbarriers: MBarriers | None,
+        notes: Notes,
     ) -> None:
         units = len(shared.storage) // shared.unit
         self.lanes, self.shared, self.copies, self.mbarriers = lanes, shared, copies, mbarriers
+        self.notes = notes
         self.writers = np.full(units, NOTHING, np.int64)
         self.readers = np.full(units, -1, np.int64)
         self.copy_groups = np.zeros(units, np.int64)
@@ -104,7 +111,12 @@ class RaceDetector:
             self.read_sync[found.words] = self.warp_sync[found.lane // WARP]
 
     def write(
-        self, access: Access, found: Pattern, in_flight: bool, ticket: tuple[int, int] | None = None
+        self,
+        access: Access,
+        found: Pattern,
+        in_flight: bool,
+        ticket: tuple[int, int] | None = None,
+        store: Callable[[], tuple[Any, Any]] | None = None,
     ) -> None:
         """Check and record a write.
 
@@ -113,18 +125,23 @@ class RaceDetector:
             found: Its addresses.
             in_flight: It is a cp.async.
             ticket: It is a bulk copy: the number of its mbarrier and the phase it belongs to.
+            store: Of a store: executes it, and returns which units it changed and which its threads gave
+                different values, each ``[words]`` bool. Equal values are a note.
         """
-        start = self._start(found)
+        start, now = self._start(found), found.who
         if self.proxies is not None:
             self.proxies.write(access, found, in_flight, ticket is not None)
         crowd = found.who >= self.lanes.stride
         if crowd.any():
-            raise self._stop(
-                access, found, int(np.argmax(crowd)), "shared-race", "several threads write one word at once"
-            )
+            harmful = crowd if store is None else crowd & store()[1]
+            where = int(np.argmax(harmful if harmful.any() else crowd))
+            stop = self._stop(access, found, where, "shared-race", "several threads write one word at once")
+            self._stop_or_note(stop, harmful)
         writers = self.writers.take(found.words)
         if (writers >= start).any():
-            self._examine(access, found, writers, start, True)
+            joins = self._examine(access, found, writers, start, True, store)
+            if joins is not None:
+                now = np.where(joins, self._merge(writers - start, now), now)
         readers = self.readers.take(found.words)
         clash = (readers >= start) & (readers - start != found.who)
         if clash.any() and self.read_sync is not None:
@@ -146,26 +163,27 @@ class RaceDetector:
             self.writers[found.words] = BULK + ticket[0]
             self.copy_groups[found.words] = ticket[1]
         else:
-            self.writers[found.words] = start + found.who
+            self.writers[found.words] = start + now
         if self.write_sync is not None:
             self.write_sync[found.words] = self.warp_sync[found.lane // WARP]
 
     def update(self, access: Access, found: Pattern) -> None:
         """Check and record an atomic operation; atomics do not conflict with each other."""
-        start = self._start(found)
-        stamp = start + self.shared.atomic
+        start, cas = self._start(found), "cas" in access.opcode.split(".")
+        atomic, tests = start + self.shared.atomic, start + self.shared.cas
         writers = self.writers.take(found.words)
-        if ((writers >= start) & (writers != stamp)).any():
-            self._examine(access, found, np.where(writers == stamp, -1, writers), start, False)
+        before = (writers == atomic) | (writers == tests)
+        if ((writers >= start) & ~before).any():
+            self._examine(access, found, np.where(before, -1, writers), start, False)
         readers = self.readers.take(found.words)
         clash = (readers >= start) & (readers - start != found.who)
         if clash.any():
             where = int(np.argmax(clash))
             name = self._name(int((readers - start)[where]))
-            raise self._stop(
-                access, found, where, "shared-race", f"changes what {name} read since the last barrier"
-            )
-        self.writers[found.words] = stamp
+            why = f"changes what {name} read since the last barrier"
+            stop = self._stop(access, found, where, "shared-race", why)
+            self._stop_or_note(stop, np.array(not cas))
+        self.writers[found.words] = np.where(writers == atomic, atomic, tests if cas else atomic)
 
     def _merge(self, before: Any, now: Any) -> Any:
         """Combine two reader codes of one epoch: a thread, a warp, or several warps."""
@@ -186,8 +204,16 @@ class RaceDetector:
         own = np.where(found.who < self.shared.several, mine, -2)
         return (warp == own) & (synced[found.words] < self.warp_sync[found.lane // WARP])
 
-    def _examine(self, access: Access, found: Pattern, writers: Any, start: Any, writing: bool) -> None:
-        """Check units whose last write may not lie in an earlier epoch."""
+    def _examine(
+        self,
+        access: Access,
+        found: Pattern,
+        writers: Any,
+        start: Any,
+        writing: bool,
+        store: Callable[[], tuple[Any, Any]] | None = None,
+    ) -> Any:
+        """Check units whose last write may not lie in an earlier epoch; return where that does no harm."""
         nothing = writers == NOTHING
         if not writing and nothing.any():
             raise self._stop(
@@ -204,21 +230,19 @@ class RaceDetector:
         if bulk.any():
             self._examine_bulk(access, found, writers, bulk, writing)
         plain = (writers >= start) & (writers < BULK)
-        clash = plain & (writers - start != found.who)
+        clash = plain & ((writers - start != found.who) | (found.who >= self.lanes.stride))
         if clash.any() and self.write_sync is not None:
             clash &= ~self._ordered_by_warp(found, writers - start, self.write_sync)
-        if clash.any():
-            where = int(np.argmax(clash))
-            code = int((writers - start)[where])
-            verb = "writes" if writing else "reads"
-            raise self._stop(
-                access,
-                found,
-                where,
-                "shared-race",
-                f"{verb} what {self._name(code)} wrote since the last barrier",
-                not_thread=code,
-            )
+        if not clash.any():
+            return None
+        # Equal values do no harm; neither does a plain read of what atomicCAS will test.
+        harmful = clash & (np.logical_or(*store()) if store else writers - start != self.shared.cas)
+        where = int(np.argmax(harmful if harmful.any() else clash))
+        code = int((writers - start)[where])
+        why = f"{'writes' if writing else 'reads'} what {self._name(code)} wrote since the last barrier"
+        stop = self._stop(access, found, where, "shared-race", why, not_thread=code)
+        self._stop_or_note(stop, harmful)
+        return clash
 
     def _examine_copies(
         self, access: Access, found: Pattern, writers: Any, flying: Any, writing: bool
@@ -266,7 +290,12 @@ class RaceDetector:
             return f"thread {self.lanes.thread_place(code)}"
         if code < self.shared.several:
             return f"threads of warp {code - self.lanes.stride}"
-        return "an atomic operation" if code == self.shared.atomic else "threads of several warps"
+        return "an atomic operation" if code > self.shared.several else "threads of several warps"
+
+    def _stop_or_note(self, stop: Stop, harmful: Any) -> None:
+        if harmful.any():
+            raise stop
+        self.notes.add(stop)
 
     def _stop(
         self,

@@ -64,7 +64,8 @@ class SharedMemory:
         self.warps = lanes.stride // 32
         self.several = lanes.stride + self.warps  # code for threads of several warps
         self.atomic = self.several + 1
-        self.codes = self.several + 2
+        self.cas = self.several + 2
+        self.codes = self.several + 3
         units = len(self.storage) // unit if checks else 0
         self._position = np.zeros(units, np.int64)
         self._shared_by = np.zeros(units, np.int8)
@@ -181,6 +182,18 @@ class SharedMemory:
             self.view(access.dtype)[found.index] = values
         else:
             scatter(self.view, access, found.offsets, values, True)
+
+    def write_and_compare(self, access: Access, found: Pattern, values: Any) -> tuple[Any, Any]:
+        """Write as `write` does; return which units changed, and which got several values, ``[words]``."""
+        units = self.storage.reshape(-1, self.unit)
+        before = units[found.words]
+        self.write(access, found, values)
+        held = np.ascontiguousarray(self.read(access, found)).view(np.uint8)
+        wanted = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        lost = (held.reshape(-1) != wanted).reshape(-1, self.unit)
+        every = ((found.offsets // self.unit)[:, None] + np.arange(access.size // self.unit)).reshape(-1)
+        several = np.isin(found.words, every[lost.any(axis=1)])
+        return (units[found.words] != before).any(axis=1), several
 
 
 def displaced(address: Any, offset: int) -> Any:

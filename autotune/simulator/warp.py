@@ -29,13 +29,12 @@ def _active(lanes: Lanes, members: Any, mask: Any) -> Any:
     return named if mask is None else named & _rows(lanes, mask)[:, None, :]
 
 
-def shuffle(mode: str, lanes: Lanes, value: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """Return the value shfl.sync gives each lane, and whether its source lane was in range.
+def shuffle(mode: str, lanes: Lanes, lane: Any, clamp: Any) -> tuple[Any, Any]:
+    """Return the lane (counted over all warps) whose value shfl.sync gives each lane, and if it is in range.
 
     Args:
         mode: "up", "down", "bfly" or "idx".
         lanes: Geometry.
-        value: Source register.
         lane: Source lane or distance.
         clamp: Bits 0-4 the clamp, bits 8-12 the segment mask, as in PTX.
     """
@@ -44,21 +43,12 @@ def shuffle(mode: str, lanes: Lanes, value: Any, lane: Any, clamp: Any) -> tuple
     limits = np.asarray(clamp).astype(np.int64)
     segment = limits >> 8 & 31
     highest = (own & segment) | (limits & 31 & ~segment)
-    if mode == "up":
-        source = own - operand
-        valid = source >= highest
-    elif mode == "down":
-        source = own + operand
-        valid = source <= highest
-    elif mode == "bfly":
-        source = own ^ operand
-        valid = source <= highest
-    else:
+    if mode == "idx":
         source = (own & segment) | (operand & ~segment)
-        valid = source <= highest
-    source = np.where(valid, source, own)
-    register = np.broadcast_to(value, (lanes.count,))
-    return register[lanes.index - own + source], np.broadcast_to(valid, (lanes.count,))
+    else:
+        source = {"up": own - operand, "down": own + operand, "bfly": own ^ operand}[mode]
+    valid = source >= highest if mode == "up" else source <= highest
+    return lanes.index - own + np.where(valid, source, own), np.broadcast_to(valid, (lanes.count,))
 
 
 def vote_ballot(lanes: Lanes, condition: Any, members: Any, mask: Any) -> Any:
