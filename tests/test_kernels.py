@@ -134,7 +134,7 @@ def bits(values: Floats) -> NDArray[np.uint32]:
 def difference(
     source: Source, ptx: str, scalars: str, kind: str, shared_bytes: int | None = None
 ) -> Fault | str:
-    """Run a kernel with every check on; return its fault, or how C differs from what is expected, or ""."""
+    """Run a kernel with every check on; return a fault or note, or how C differs from what it should be."""
     problem, launch = source.problem, source.launch
     _, alpha, beta, start = SCALARS[scalars]
     a, b, c = operands(problem, kind, start)
@@ -149,8 +149,8 @@ def difference(
     ]
     shared = launch.shared_bytes if shared_bytes is None else shared_bytes
     report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=shared)
-    if report.faults:
-        return report.faults[0]
+    for found in report.faults + report.notes:
+        return found
     if (bits(arrays[0]) != bits(a)).any() or (bits(arrays[1]) != bits(b)).any():
         return "an operand was changed"
     wanted = expected(source, a, b, c, alpha, beta)
@@ -515,7 +515,7 @@ MISTAKES = [
         "a part begins a step late", "parts", "part * steps;", "part * steps + (part > 0);", "out-of-bounds"
     ),
     Mistake("one part left out", "parts", "add(0, split_k)", "add(0, split_k - 1)", DIFFERS),
-    Mistake("columns of C side by side", "spread", "j % VN * LN;", "j % VN;", DIFFERS),
+    Mistake("columns of C side by side", "spread", "j % VN * LN;", "j % VN;", "global-race"),
     Mistake("columns of B side by side", "spread", "Bs_row + spread(b_row)", "Bs_row + b_row", DIFFERS),
     Mistake(
         "a column in another lane",

@@ -8,9 +8,9 @@ import sys
 import pytest
 from test_simulator import SGEMM, ptx_of
 
+from autotune.simulator.body import parse_kernel
 from autotune.simulator.opcodes import emit, is_control
 from autotune.simulator.program import Program
-from autotune.simulator.ptx import parse_kernel
 
 # Sixteen threads make their first calls together; a seventeenth call, alone, finds what they left behind.
 PROGRAM = """

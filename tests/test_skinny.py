@@ -180,8 +180,8 @@ def wrong(case: Case, source: Source, binary: Binary) -> str:
         c.memory[:] = before
         arrays = np.float32(alpha), a.memory, b.memory, np.float32(beta), c.memory, *workspace
         report = run(source, binary, arrays)
-        if report.faults:
-            return str(report.faults[0])
+        for found in report.faults + report.notes:
+            return str(found)
         found.append(c.matrix.copy())
     if not np.isnan(np.concatenate([each.gaps() for each in (a, b, c)])).all():
         return "something was written between the rows"

@@ -106,13 +106,13 @@ def multiply(source: Source, ptx: str, a: Floats, b: Floats, c: Floats, alpha: f
     out, workspace = c.copy(), tuple(workspace_of(source.launch).values())
     args: tuple[Any, ...] = (np.float32(alpha), a.copy(), b.copy(), np.float32(beta), out, *workspace)
     report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes)
-    if report.faults:
+    if report.faults or report.notes:
         binary = compile_text(source.text, source.entry, "sm_90", ("-lineinfo",))
         assert isinstance(binary, Binary)
         again = run_ptx(
             binary.ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes
         )
-        pytest.fail(f"{again.faults or report.faults}\n{source.config.id}\n{source.problem}")
+        pytest.fail(f"{again.faults or report.faults or report.notes}\n{source.config.id}\n{source.problem}")
     counters = source.launch.workspace_bytes and not int(workspace[0].view(np.uint32)[-1])
     assert counters or not workspace, "the counters are not zero again"
     return out

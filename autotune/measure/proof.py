@@ -142,7 +142,7 @@ def _executed(
                 {"alpha": alpha, "a": a, "b": b, "beta": beta, "c": c, **workspace},
                 max_steps=MOST_STEPS,
                 max_seconds=MOST_SECONDS,
-                unwritten=() if problem.beta else (c,),
+                c_unwritten=not problem.beta,
             )
         except UsageError as error:  # CUDA would refuse the launch
             return Rejected("constraint", f"simulated at {problem}: {error}")

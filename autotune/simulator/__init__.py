@@ -18,7 +18,7 @@ Limits:
     - Launches that CUDA refuses are refused: threads, extents, and shared memory beyond what GPUs of the
       PTX's architecture have. Registers are not known, so a block that needs too many of them is not refused.
     - Not supported: ldmatrix, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
-      float16 FMA, printf, calls of functions that are not inlined. They are refused with their name.
+      float16 FMA, recursion, calls through pointers. They are refused with their name.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ class Report:
         notes: What CUDA C++ leaves undefined though the hardware does what was simulated: warps of a block
             that wait at different ``__syncthreads``, threads or blocks that store equal values to one place,
             an atomicCAS that tests what was read plainly, a warp operation that names threads which ended.
+        output: What ``printf`` printed, thread after thread; at most 1 MiB, as much as CUDA keeps.
         counters: None unless they were asked for.
     """
 
     faults: tuple[Fault, ...]
     notes: tuple[Fault, ...] = ()
+    output: str = ""
     counters: Counters | None = None
 
     def raise_if_faulty(self) -> Report:
@@ -149,7 +151,8 @@ def run_ptx(
             f"the simulation of kernel {entry} does not fit into this machine's memory: give smaller arrays, "
             "or checks=False"
         ) from None
-    return Report(faults, machine.notes.all(), machine.tally.counters() if machine.tally else None)
+    counted = machine.tally.counters() if machine.tally is not None else None
+    return Report(faults, machine.notes.all(), machine.output, counted)
 
 
 def _seconds(value: Any) -> float:

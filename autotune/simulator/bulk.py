@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.load_store import LoadStore, Values
+from autotune.simulator.load_store import Values
+from autotune.simulator.printing import Printing
 from autotune.simulator.shared import Pattern, displaced
 from autotune.simulator.synchronisation import SLOT_BYTES, MBarriers
 
 GRANULE = 16  # bytes: addresses and sizes of bulk copies are multiples of it
 
 
-class BulkCopies(LoadStore):
+class BulkCopies(Printing):
     """What the generated code calls for mbarriers and cp.async.bulk.
 
     Attributes:

@@ -185,6 +185,14 @@ def _fence(e: Emitter, x: Instruction) -> None:
     e.statement(f"{call}({e.active})" if call else "pass")
 
 
+def _call(e: Emitter, x: Instruction) -> None:
+    first, *rest = (e.kernel.symbols[operand].offset for operand in x.operands)
+    if x.parts[1] == "vprintf":
+        e.statement(f"M.printf({first}, {rest[0]}, {e.active})")
+    else:
+        e.statement(f"M.fail_assertion({first}, {x.line}, {e.active})")
+
+
 def _createpolicy(e: Emitter, x: Instruction) -> None:
     e.write(x.operands[0], "b64", e.constant(0, "u64"))
 
@@ -201,6 +209,7 @@ HANDLERS: dict[str, Handler] = {
     "red": lambda e, x: _atomic(e, x, "_", x.operands),
     "cp": _cp,
     "mbarrier": _mbarrier,
+    "call": _call,
     "createpolicy": _createpolicy,
     "membar": _fence,
     "fence": _fence,

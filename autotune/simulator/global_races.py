@@ -9,6 +9,7 @@ operations belong; that the fence must be the writer's own, or lie behind a barr
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ _CAS, _ATOMIC = 1 << 12, 1 << 11  # how it was accessed: by atomicCAS alone; by 
 _WHO = (1 << 11) - 1  # thread, or a warp or several warps of the block:
 _WARPS, _SEVERAL = 1024, 1056
 _NOBODY = -1
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux
 
 
 _STRONG = {"volatile", "relaxed", "acquire", "release"}  # atomic in PTX's words
@@ -137,13 +139,13 @@ class GlobalRaces:
         if region.writers is not None:
             return
         units = -(-(region.size + ALLOCATION_ALIGN) // self.unit)
-        region.writers, region.readers = np.zeros((2, units), np.int64)
+        region.writers, region.readers = _zeros(units), _zeros(units)
         if region.unwritten:
             region.writers -= 1
         if self.ordered:
-            region.fences = np.zeros(units, np.int64)
+            region.fences = _zeros(units)
         if self.syncs_warps:
-            region.write_sync, region.read_sync = np.zeros((2, units), np.int64)
+            region.write_sync, region.read_sync = _zeros(units), _zeros(units)
 
     def _check(self, touch: Touch, verb: str, did: str, values: Any = None) -> Any:
         """Stop at a conflict with what units remember; return the units with one that does no harm."""
@@ -281,6 +283,15 @@ class GlobalRaces:
         if not excuse:
             raise stop
         self.notes.add(stop)
+
+
+def _zeros(count: int) -> Any:
+    """Return zeros that take memory only where they are touched, however large the array is."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    try:
+        return np.frombuffer(mmap.mmap(-1, 8 * count, flags), np.int64)
+    except OSError:
+        raise MemoryError from None
 
 
 def _learn(known: dict[int, Release], more: dict[int, Release]) -> None:

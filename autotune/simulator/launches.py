@@ -30,6 +30,7 @@ def run_launch(
     counters: bool = False,
     max_steps: int = MAX_STEPS,
     max_seconds: float = MAX_SECONDS,
+    c_unwritten: bool = False,
 ) -> Report:
     """Execute a launch on NumPy arrays, which it changes in place; see `run_ptx`.
 
@@ -41,6 +42,7 @@ def run_launch(
         counters: Count instructions and memory traffic.
         max_steps: Limit of basic blocks of each kernel.
         max_seconds: Limit of CPU time of each kernel.
+        c_unwritten: C counts as never written for the first kernel that takes it.
 
     Returns:
         The report of the last kernel that was executed: of the product, or of the first with a fault.
@@ -49,7 +51,10 @@ def run_launch(
         UsageError: As for `run_ptx`.
         UnsupportedPTX: Likewise.
     """
+    c = values.get("c")
     for each in launch.kernels:
+        unwritten = [c] if c_unwritten and "c" in each.arguments and isinstance(c, np.ndarray) else []
+        c_unwritten &= not unwritten
         report = run_ptx(
             ptx,
             each.entry,
@@ -61,6 +66,7 @@ def run_launch(
             counters=counters,
             max_steps=max_steps,
             max_seconds=max_seconds,
+            unwritten=unwritten,
         )
         if report.faults:
             break

@@ -102,6 +102,11 @@ class GlobalMemory:
                 region = self._add(f"variable {name}", data, 0, symbol.space == "global")
                 region.tracked = region.writable and (stored is None or name in stored)
                 self.variables[name] = np.uint64(region.base)
+        for name, symbol in kernel.symbols.items():
+            for place, target in symbol.references:
+                if target in self.variables:
+                    region = self.regions[int(self.variables[name]) >> REGION_BITS]
+                    region.data[place : place + 8] = np.frombuffer(self.variables[target].tobytes(), np.uint8)
 
     def _add(self, name: str, data: Any, low: int, writable: bool) -> Region:
         number = len(self.regions) + 1
@@ -130,6 +135,12 @@ class GlobalMemory:
         for position, _, array in group:
             self.pointers[position] = region.base + _start(array) - start
         return region
+
+    def peek(self, address: int, size: int) -> bytes:
+        """Return up to `size` bytes from an address on; none where there is no array."""
+        region = self.regions.get(address >> REGION_BITS)
+        start = -1 if region is None else address - region.base
+        return bytes(region.data[start : start + size]) if region is not None and start >= 0 else b""
 
     def locate(
         self, access: Access, address: Any, lanes: Any, geometry: Lanes

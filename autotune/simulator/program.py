@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator import arithmetic, fma, warp
+from autotune.simulator.body import parse_kernel
 from autotune.simulator.emit_memory import is_fence
 from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
 from autotune.simulator.opcodes import emit, is_control, is_warp_wide
 from autotune.simulator.provenance import stored
-from autotune.simulator.ptx import Instruction, Kernel, integer, parse_kernel
+from autotune.simulator.ptx import Instruction, Kernel, integer
 
 BlockFunction = Callable[[Any, Any], None]
 _RUNS = {"fma.rn.f32": 3, "mul.f32": 2, "mul.rn.f32": 2, "mov.f32": 1, "mov.b32": 1, "mov.u32": 1}
@@ -100,15 +101,6 @@ class Program:
 
     def _check_names(self) -> None:
         for instruction in self.kernel.instructions:
-            if instruction.parts[0] == "call":
-                name = next(
-                    (operand for operand in instruction.operands if operand[0] not in "(%"), "a function"
-                )
-                place = f"(source line {instruction.line})"
-                raise UnsupportedPTX(
-                    f"PTX instruction {instruction.opcode} of {name} {place} is not supported by "
-                    "the simulator: let the compiler inline every device function, and do not print"
-                )
             for operand in instruction.operands:
                 for name in re.findall(r"%[\w$.]+", operand):
                     if name not in self.layout.rows and name not in SPECIAL:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autotune.errors import UsageError
 from autotune.simulator.faults import UnsupportedPTX
@@ -40,12 +39,14 @@ class Symbol:
         offset: Bytes from the start of the space's static part.
         size: Bytes; 0 for dynamic shared memory.
         initial: Initial bytes of a global or constant variable.
+        references: Byte and name of each variable whose address is among them.
     """
 
     space: str
     offset: int
     size: int
     initial: bytes = b""
+    references: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +101,30 @@ class Kernel:
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Function:
+    """A device function that was not inlined: the names of what it returns and takes, and its body."""
+
+    returns: tuple[str, ...]
+    takes: tuple[str, ...]
+    body: str
+
+
 # Of CUDA, for every compute capability (CUDA C++ Programming Guide, "Technical Specifications").
 MAX_LOCAL_BYTES = 512 << 10  # of one thread
 MAX_CONST_BYTES = 64 << 10
 MAX_ARRAY_BYTES = 1 << 39  # of one array; each has an address window of twice that
-_MOST_REGISTERS = 1 << 20  # names a kernel may declare; compilers declare some thousands
+USER_FILE = "kernel.cu"  # as NVRTC is told
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-_STATEMENT = re.compile(r"\s*(?:(\.(?:loc|file|section)\b[^\n]*)|([{}])|([$\w]+:)(?!:)|([^;]*);)")
-_INSTRUCTION = re.compile(r"(?:@(!?)([%$\w]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
-_NAME = re.compile(r"(?<![\w$%.])[%$A-Za-z_][\w$]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,19}|0[xX][0-9a-fA-F]{1,16}|0[bB][01]{1,64})U?", re.ASCII)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.(?:align\s+\d+|ptr|global|shared|const|local)\s+)*\.(\w+)\s+"
     r"(?:\.(?:align\s+\d+|ptr|global|shared|const|local)\s+)*([\w$]+)\s*(?:\[(\d{1,9})\])?"
 )
+_FUNCTION = re.compile(r"\.func\s*(?:\((.*?)\)\s*)?([\w$]+)\s*(?:\((.*?)\))?", re.S)
+_PARAMETER_NAME = re.compile(r"([\w$]+)\s*(?:\[\d*\])?\s*(?:,|$)")
+_REFERENCE = re.compile(r"generic\(([\w$]+)\)|([A-Za-z_$][\w$]*)")
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d{1,9})\s+)?"
     r"\.(\w+)\s+([\w$]+)\s*((?:\[\d{0,18}\])*)\s*(?:=\s*(.*))?",
@@ -161,17 +171,13 @@ def natural(text: str) -> int:
     return value
 
 
-def parse_kernel(ptx: str, entry: str) -> Kernel:
-    """Parse one kernel of a PTX text.
+def read_module(ptx: str, entry: str) -> tuple[Kernel, dict[str, Function], str, str | None]:
+    """Read all of a PTX text but the bodies: see `body.parse_kernel`.
 
-    Args:
-        ptx: As NVRTC returns it.
-        entry: Kernel name.
-
-    Raises:
-        UsageError: The text has no such kernel.
-        UnsupportedPTX: It declares something that the simulator does not support.
+    Returns:
+        (kernel without its body, functions, body, number of the user's file or None).
     """
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"(.*?)"', ptx))
     text = _COMMENT.sub("", ptx)
     header = re.search(rf"\.entry\s+{re.escape(entry)}\s*(?:\((.*?)\))?([^{{]*)\{{", text, re.S)
     if header is None:
@@ -186,9 +192,9 @@ def parse_kernel(ptx: str, entry: str) -> Kernel:
         int(target[1]) if target else None,
     )
     end = _closing_brace(text, header.end())
-    _module_variables(kernel, text)
-    _Body(kernel).read(text[header.end() : end])
-    return kernel
+    functions = _module(kernel, text)
+    own = next((number for number, path in files.items() if path.endswith(USER_FILE)), None)
+    return kernel, functions, text[header.end() : end], own
 
 
 def _parameter(text: str) -> Parameter:
@@ -208,14 +214,17 @@ def _closing_brace(text: str, start: int) -> int:
     raise UnsupportedPTX("the PTX text ends inside a kernel")
 
 
-def _module_variables(kernel: Kernel, text: str) -> None:
-    """Read the variables declared outside functions."""
-    outside, position = [], 0
-    for function in re.finditer(r"\.(?:entry|func)\b[^{;]*\{", text):
-        if function.start() < position:
+def _module(kernel: Kernel, text: str) -> dict[str, Function]:
+    """Read the variables declared outside functions; return the functions."""
+    outside, position, functions = [], 0, {}
+    for found in re.finditer(r"\.(?:entry|func)\b[^{;]*\{", text):
+        if found.start() < position:
             continue
-        outside.append(text[position : function.start()])
-        position = _closing_brace(text, function.end()) + 1
+        outside.append(text[position : found.start()])
+        position = _closing_brace(text, found.end()) + 1
+        if head := _FUNCTION.match(found[0]):
+            returns, takes = (tuple(_PARAMETER_NAME.findall(part or "")) for part in head.group(1, 3))
+            functions[head[2]] = Function(returns, takes, text[found.end() : position - 1])
     outside.append(text[position:])
     for statement in map(str.strip, "".join(outside).split(";")):
         stray = statement and statement[0] not in ".}"
@@ -225,10 +234,11 @@ def _module_variables(kernel: Kernel, text: str) -> None:
             )
         declaration = re.search(r"(?:\.\w+\s+)*\.(?:shared|global|const)\s.*", statement, re.S)
         if declaration:
-            _declare(kernel, declaration[0])
+            declare(kernel, declaration[0])
+    return functions
 
 
-def _declare(kernel: Kernel, statement: str) -> str:
+def declare(kernel: Kernel, statement: str) -> str:
     """Add one variable to the kernel and return its name."""
     found = _VARIABLE.fullmatch(statement.strip())
     if found is None or found[3] not in TYPE_BITS or found[3] == "pred" or found[2] == "0":
@@ -237,7 +247,11 @@ def _declare(kernel: Kernel, statement: str) -> str:
     width = TYPE_BITS[kind] // 8
     align = int(found[2] or width)
     size = width * math.prod(int(extent or 0) for extent in re.findall(r"\[(\d*)\]", found[5]))
-    initial = b"".join(_initial_bytes(number, width) for number in re.findall(r"[^\s{},]+", found[6] or ""))
+    initial, references = b"", []
+    for value in re.findall(r"[^\s{},]+", found[6] or ""):
+        if reference := _REFERENCE.fullmatch(value):
+            references.append((len(initial), reference[1] or reference[2]))
+        initial += _initial_bytes("0" if reference else value, width)
     if len(initial) > size:
         raise UnsupportedPTX(f"PTX variable {name} of {size} bytes has initial values of {len(initial)}")
     most = {"const": MAX_CONST_BYTES, "local": MAX_LOCAL_BYTES, "global": MAX_ARRAY_BYTES}.get(space)
@@ -254,7 +268,7 @@ def _declare(kernel: Kernel, statement: str) -> str:
             kernel.shared_bytes = offset = -(-kernel.shared_bytes // align) * align
     else:
         offset = 0
-    kernel.symbols[name] = Symbol(space, offset, size, initial)
+    kernel.symbols[name] = Symbol(space, offset, size, initial, tuple(references))
     return name
 
 
@@ -265,131 +279,3 @@ def _initial_bytes(number: str, width: int) -> bytes:
     except ValueError:
         raise UnsupportedPTX(f"PTX initial value {number!r} is not supported by the simulator") from None
     return (value & ((1 << 8 * width) - 1)).to_bytes(width, "little")
-
-
-class _Body:
-    """Reads the statements of one kernel body; braces open scopes whose registers are their own."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.line = 0
-        self.scopes: list[dict[str, str]] = []
-        self.scope_starts: list[int] = []
-        self.inner_names = 0
-
-    def read(self, body: str) -> None:
-        position = 0
-        while position < len(body):
-            found = _STATEMENT.match(body, position)
-            if found is None:
-                if rest := body[position:].strip():
-                    raise UnsupportedPTX(f"PTX statement {rest[:80]!r} has no end")
-                break
-            position = found.end()
-            directive, brace, label, statement = found.groups()
-            if label is not None:
-                self._label(label[:-1])
-            elif brace is not None:
-                self._brace(brace)
-            else:
-                text = " ".join((directive or statement).split())
-                try:
-                    self._statement(text)
-                except (IndexError, ValueError):
-                    raise UnsupportedPTX(f"PTX statement {text[:80]!r} cannot be read") from None
-        if self.scopes:
-            raise UnsupportedPTX("the PTX text ends inside a scope")
-        # Dynamic shared memory begins behind every static variable, wherever it was declared.
-        end = -(-self.kernel.shared_bytes // 16) * 16
-        for name, symbol in self.kernel.symbols.items():
-            if symbol.space == "shared" and symbol.size == 0:
-                self.kernel.symbols[name] = Symbol("shared", end, 0)
-                self.kernel.shared_bytes = end
-
-    def _label(self, name: str) -> None:
-        self.kernel.labels[self._declared(name, self.kernel.labels)] = len(self.kernel.instructions)
-
-    def _brace(self, brace: str) -> None:
-        if brace == "{":
-            self.scopes.append({})
-            self.scope_starts.append(len(self.kernel.instructions))
-        elif self.scopes:
-            self._close_scope()
-        else:
-            raise UnsupportedPTX("the PTX text closes a scope that it did not open")
-
-    def _statement(self, text: str) -> None:
-        kernel = self.kernel
-        if text.startswith(".loc "):
-            self.line = int(text.split()[2]) or self.line
-        elif text.startswith(".reg"):
-            self._registers(text)
-        elif text.startswith(".branchtargets"):
-            label = next(reversed(kernel.labels), "")  # it stands before the list
-            kernel.tables[label] = split_operands(text.removeprefix(".branchtargets").strip())
-        elif text.startswith((".shared", ".local")):
-            _declare(kernel, text)
-        elif not text or re.match(r"\.(pragma|file|section|param|callprototype)\b", text):
-            pass
-        elif text.startswith("."):
-            raise UnsupportedPTX(f"PTX directive {text[:80]!r} is not supported by the simulator")
-        else:
-            self._instruction(text)
-
-    def _registers(self, text: str) -> None:
-        words = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.S)
-        if words is None or words[1] not in TYPE_BITS:
-            raise UnsupportedPTX(f"PTX declaration {text!r} is not supported by the simulator")
-        bits = max(TYPE_BITS[words[1]], 16) if words[1] != "pred" else 1
-        for name in split_operands(words[2]):
-            many = re.fullmatch(r"([%$\w]+)<(\d{1,7})>", name)
-            if not many and not re.fullmatch(r"[%$\w]+", name):
-                raise UnsupportedPTX(f"PTX declaration {text[:80]!r} is not supported by the simulator")
-            count = int(many[2]) if many else 1
-            if len(self.kernel.registers) + count > _MOST_REGISTERS:
-                raise UnsupportedPTX(f"{text[:80]!r}: a kernel may declare {_MOST_REGISTERS} registers")
-            for single in [f"{many[1]}{number}" for number in range(count)] if many else [name]:
-                self.kernel.registers[self._declared(single, self.kernel.registers)] = bits
-
-    def _declared(self, name: str, known: Mapping[str, int]) -> str:
-        """Return the spelling of a name that is declared here: that of an inner scope is made unique."""
-        if name in (self.scopes[-1] if self.scopes else known):
-            raise UnsupportedPTX(f"PTX name {name} is declared twice")
-        if self.scopes:
-            self.inner_names += 1
-            unique = self.scopes[-1][name] = f"{name}${self.inner_names}"
-            return unique
-        return name
-
-    def _close_scope(self) -> None:
-        """Forget the names of the innermost scope; branches to its labels may stand before the label."""
-        names, start = self.scopes.pop(), self.scope_starts.pop()
-        for index in range(start, len(self.kernel.instructions)):
-            branch = self.kernel.instructions[index]
-            if branch.parts[0] == "bra" and branch.operands[0] in names:
-                self.kernel.instructions[index] = replace(branch, operands=(names[branch.operands[0]],))
-
-    def _resolve(self, match: re.Match[str]) -> str:
-        for scope in reversed(self.scopes):
-            if match[0] in scope:
-                return scope[match[0]]
-        return match[0]
-
-    def _instruction(self, text: str) -> None:
-        found = _INSTRUCTION.fullmatch(text)
-        if found is None:
-            raise UnsupportedPTX(f"PTX statement {text[:80]!r} is not supported by the simulator")
-        operands, predicate = found[4], found[2]
-        if self.scopes:
-            operands = _NAME.sub(self._resolve, operands)
-            predicate = _NAME.sub(self._resolve, predicate) if predicate else None
-        self.kernel.instructions.append(
-            Instruction(
-                found[3],
-                tuple(found[3].split(".")),
-                split_operands(operands),
-                predicate,
-                bool(found[1]),
-                self.line,
-            )
-        )
