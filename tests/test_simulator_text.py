@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 from test_simulator_faults import ARCHS, expect, run
 
+from autotune.errors import UsageError
+from autotune.simulator import simulate
+from autotune.simulator.source import device_code, kernels
+
 CALLS = """struct Pair { float x, y, z; };
 __device__ __noinline__ Pair added(Pair p, int n) {
     for (int i = 0; i < n; ++i) {
@@ -76,3 +80,118 @@ extern "C" __global__ void k(const float* a, float* b) {
 }"""
     report = run(text, arch, np.zeros(60, np.float32), np.zeros(64, np.float32))
     assert report.faults[0].line == 10
+
+
+PUBLISHED = """// __global__ void commented(float* x) {}
+#include <cassert>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <vector>
+#include <cuda_runtime.h>
+#include "helper_cuda.h"
+#define CHECK(call) check(call, __FILE__, __LINE__)
+#define CEIL_DIV(m, n) (((m) + (n)-1) / (n))
+const char* title = "__global__ void quoted(float* x) {}";
+const int WIDTH = 32;
+void check(cudaError_t error, const char* file, int line) {
+    if (error != cudaSuccess) { std::cerr << cudaGetErrorString(error) << file << line; exit(1); }
+}
+int tiles(int n) { return CEIL_DIV(n, WIDTH); }
+namespace tiled {
+__constant__ float scale[4];
+template <const int BN, typename T>
+__global__ void __launch_bounds__((BN / 4) * 2) multiply(const T* x, T* y, int n) {
+    __shared__ T s[BN];
+    assert(n % BN == 0);
+    const int i = blockIdx.x * BN + threadIdx.x * 2;
+    for (int j = 0; j < 2; ++j) s[threadIdx.x * 2 + j] = x[i + j];
+    __syncthreads();
+    for (int j = 0; j < 2; ++j)
+        y[i + j] = s[BN - 1 - threadIdx.x * 2 - j] * scale[j] + std::sqrt((T)tiles(n)) * 0 + INFINITY * 0 * 0;
+}
+}
+void randomize(float* m, int n) {
+    for (int i = 0; i < n; ++i) m[i] = (float)(rand() % 5);
+}
+int main(int argc, char** argv) {
+    std::vector<float> h(1024);
+    float* d;
+    CHECK(cudaMalloc(&d, h.size() * sizeof(float)));
+    randomize(h.data(), 1024);
+    tiled::multiply<64, float><<<16, 32>>>(d, d, 1024);
+    printf("%s\\n", title);
+    return 0;
+}
+"""
+
+
+def test_a_published_file_runs_as_it_is() -> None:
+    text = PUBLISHED.replace(" + INFINITY * 0 * 0", "")
+    x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+    scale, entry = np.array([2, 3, 0, 0], np.float32), "tiled::multiply<64, float>"
+    report = simulate(text, 4, 32, (x, y, 256), entry=entry, constants={"scale": scale})
+    assert report.faults == ()
+    expected = x.reshape(4, 64)[:, ::-1].reshape(-1, 2) * scale[:2]
+    np.testing.assert_array_equal(y.reshape(-1, 2), expected)
+    faults = simulate(text, 4, 32, (x, y, 250), entry=entry).faults
+    assert str(faults[0]).startswith("assertion: assert(n % BN == 0) failed (line 22, block (0, 0, 0)")
+    ndebug = simulate(text, 4, 32, (x, y, 250), entry=entry, options=["-DNDEBUG"])
+    assert ndebug.faults == ()
+    with pytest.raises(UsageError, match=r"kernel tiled::multiply is a template: name an instance"):
+        simulate(text, 4, 32, (x, y, 256))
+    with pytest.raises(UsageError, match=r"no kernel tiled::multipy<64, float> \(it has tiled::multiply\)"):
+        simulate(text, 4, 32, (x, y, 256), entry="tiled::multipy<64, float>")
+    with pytest.raises(UsageError, match=r"variable scale has 16 bytes; 20 were given"):
+        simulate(text, 4, 32, (x, y, 256), entry=entry, constants={"scale": x[:5]})
+    with pytest.raises(UsageError, match=r"the kernel has no variable 'scales'; it has .*scale"):
+        simulate(text, 4, 32, (x, y, 256), entry=entry, constants={"scales": x[:4]})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("__global__ void __launch_bounds__((128 / 4) * 2) k(float* x) {}", [("k", False)]),
+        ("__launch_bounds__(64) __global__ void k(float* x) {}", [("k", False)]),
+        ('extern "C" __global__ __launch_bounds__(64) void k(float* x) {}', [("k", False)]),
+        ('// __global__ void a(int)\n/* __global__ void b(int) */ char c[] = "__global__ void d(int)";', []),
+        ("template <int N>\n__global__ void k();\ntemplate <int N> __global__ void k() {}", [("k", True)]),
+        ("namespace a { namespace b { __global__ void k() {} } int n; }", [("a::b::k", False)]),
+        ("#define KERNEL(name) __global__ void name()\nstruct S { int x[2] = {1, 2}; };", []),
+        ("__global__ __cluster_dims__(1, 1, 1) void\nk(\nfloat* x) {}", [("k", False)]),
+    ],
+)  # fmt: skip
+def test_kernels_of_a_text(text: str, names: list[tuple[str, bool]]) -> None:
+    assert kernels(text) == names
+
+
+def test_what_the_host_alone_runs_is_left_out() -> None:
+    text = device_code(PUBLISHED)
+    assert len(text.splitlines()) == len(PUBLISHED.splitlines())
+    for name in ("int main", "void randomize", "void check"):
+        assert name in PUBLISHED
+        assert name not in text
+    for kept in ("int tiles", "multiply(const T", "#define CHECK", "const int WIDTH", "__constant__"):
+        assert kept in text
+
+
+def test_headers_of_cuda_are_found(tmp_path) -> None:
+    (tmp_path / "mine.h").write_text("#define TWICE(x) ((x) * 2)\n")
+    text = """#include <cooperative_groups.h>
+#include <cuda_fp16.h>
+#include "mine.h"
+namespace cg = cooperative_groups;
+__global__ void k(float* x) {
+    cg::thread_block block = cg::this_thread_block();
+    __shared__ float s[64];
+    s[block.thread_rank()] = __half2float(__float2half(x[threadIdx.x]));
+    block.sync();
+    x[threadIdx.x] = TWICE(s[63 - block.thread_rank()]);
+}"""
+    x = np.arange(64, dtype=np.float32)
+    simulate(text, 1, 64, (x,), options=[f"-I{tmp_path}"]).raise_if_faulty()
+    np.testing.assert_array_equal(x, np.arange(64)[::-1] * 2)
+    with pytest.raises(UsageError, match=r"TWICE.* is undefined.*\(not found: mine.h"):
+        simulate(text, 1, 64, (x,))
+    with pytest.raises(UsageError, match="options are words for NVRTC"):
+        simulate(text, 1, 64, (x,), options="-DN=1")

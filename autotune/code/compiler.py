@@ -80,7 +80,7 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
 
     Args:
         text: CUDA C++ that declares ``entry`` as ``extern "C" __global__``.
-        entry: Name of the kernel.
+        entry: Name of the kernel; or, from "&" on, a C++ expression for its address, such as "&sgemm<64, 8>".
         arch: Such as "sm_90", see `Nvrtc.resolve`.
         options: Added to `OPTIONS`.
 
@@ -96,7 +96,7 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
     uncached = (_NO_CACHE,) if library.version >= _CACHE_SINCE else ()
     given = (f"--gpu-architecture={target}", *OPTIONS, *uncached, *options)
     start = time.perf_counter()
-    code, log, cubin, ptx = library.compile(text, given)
+    code, log, cubin, ptx, name = library.compile(text, given, entry if entry[:1] == "&" else "")
     seconds = time.perf_counter() - start
     if code == _OUT_OF_MEMORY or (code and _STARVED.search(_first_error(log))):
         raise CompilerStarvedError(
@@ -106,6 +106,7 @@ def compile_text(text: str, entry: str, arch: str, options: tuple[str, ...] = ()
         return Rejected("compile", _first_error(log) or library.error_name(code))
     if code:
         raise ToolchainError(f"NVRTC reports {library.error_name(code)} for {' '.join(given)}: {log.strip()}")
+    entry = name or entry
     resources = _resources(log, entry)
     if resources is None:
         others = ", ".join(re.findall(r"Compiling entry function '(.+?)' for", log)) or "none"

@@ -92,18 +92,31 @@ class Nvrtc:
         stated = _BUILD.search(ptx[:1000])
         return stated[1] if stated and same_build(short, stated[1]) else short
 
-    def compile(self, text: str, options: tuple[str, ...]) -> tuple[int, str, bytes, str]:
-        """Compile once: (nvrtcResult, log, cubin, PTX); the last two are empty when it failed."""
-        code, log, (cubin, ptx) = self._compiled(text, options, "CUBIN", "PTX")
+    def compile(
+        self, text: str, options: tuple[str, ...], kernel: str = ""
+    ) -> tuple[int, str, bytes, str, str]:
+        """Compile once.
+
+        Args:
+            text: CUDA C++.
+            options: Of NVRTC.
+            kernel: C++ expression for a kernel's address, such as "&sgemm<64, 8>", which is instantiated.
+
+        Returns:
+            (nvrtcResult, log, cubin, PTX, name of the kernel in them); the last three are empty on failure.
+        """
+        code, log, (cubin, ptx, name) = self._compiled(text, options, "CUBIN", "PTX", kernel=kernel)
         log = re.sub(r"(?m)^ptxas info\s*: Compile time = .*\n", "", log)
-        return code, log, cubin, ptx.rstrip(b"\0").decode()
+        return code, log, cubin, ptx.rstrip(b"\0").decode(), name.decode()
 
     def _ptx(self, text: str, options: tuple[str, ...]) -> tuple[int, str, str]:
         """Compile to PTX alone: (nvrtcResult, log, PTX)."""
         code, log, (ptx,) = self._compiled(text, options, "PTX")
         return code, log, ptx.rstrip(b"\0").decode()
 
-    def _compiled(self, text: str, options: tuple[str, ...], *wanted: str) -> tuple[int, str, list[bytes]]:
+    def _compiled(
+        self, text: str, options: tuple[str, ...], *wanted: str, kernel: str | None = None
+    ) -> tuple[int, str, list[bytes]]:
         nvrtc, program = self._library, ctypes.c_void_p()
 
         def read(what: str) -> bytes:
@@ -117,10 +130,19 @@ class Nvrtc:
             nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
         )
         try:
+            if kernel:
+                self._check(nvrtc.nvrtcAddNameExpression(program, kernel.encode()))
             arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             code = int(nvrtc.nvrtcCompileProgram(program, len(options), arguments))
             said = read("ProgramLog").replace(b"\0", b"")  # one precedes ptxas's errors
-            return code, said.decode(errors="replace"), [b"" if code else read(what) for what in wanted]
+            made = [b"" if code else read(what) for what in wanted]
+            if kernel is not None:
+                name = ctypes.c_char_p()
+                if kernel and not code:
+                    found = nvrtc.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(name))
+                    self._check(found)
+                made.append(name.value or b"")
+            return code, said.decode(errors="replace"), made
         finally:
             nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -23,21 +23,27 @@ Limits:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotune.errors import Rejected, UsageError
-from autotune.simulator.arguments import check_launch, launch_extents, place_arguments, whole
+from autotune.errors import UsageError
+from autotune.simulator.arguments import (
+    check_launch,
+    has_variable,
+    launch_extents,
+    place_arguments,
+    set_variables,
+    whole,
+)
 from autotune.simulator.counters import Counters
 from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
 from autotune.simulator.machine import MAX_SECONDS, MAX_STEPS, Machine
 from autotune.simulator.program import load_program
+from autotune.simulator.source import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +61,6 @@ __all__ = [
     "simulate",
 ]
 
-COMPILE_SECONDS = 30.0  # of one text, beyond which it counts as endless; a busy machine gets more
 Extent = int | Sequence[int]
 
 
@@ -100,6 +105,7 @@ def run_ptx(
     counters: bool = False,
     max_steps: int = MAX_STEPS,
     max_seconds: float = MAX_SECONDS,
+    constants: Mapping[str, NDArray[Any]] | None = None,
     unwritten: Sequence[NDArray[Any]] = (),
 ) -> Report:
     """Execute one kernel of a PTX text on NumPy arrays, which it changes in place.
@@ -118,6 +124,7 @@ def run_ptx(
         counters: Count instructions and memory traffic.
         max_steps: Basic blocks that a group of threads may execute before the kernel counts as endless.
         max_seconds: CPU time, seconds, that the launch may take; ``math.inf`` for no limit.
+        constants: Bytes of ``__constant__`` and ``__device__`` variables before the launch, by their names.
         unwritten: Those of the arrays in ``args`` that count as never written: with checks, a load from them
             before a store is a fault.
 
@@ -138,6 +145,7 @@ def run_ptx(
         kernel = program.kernel
         total = check_launch(kernel, threads, shared_bytes)
         memory, parameters = place_arguments(kernel, args, program.stored, unwritten)
+        set_variables(kernel, memory, constants or {})
         machine = Machine(
             program, shape, threads, memory, parameters, total, checks, counters, steps, seconds
         )
@@ -162,17 +170,6 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
-@lru_cache(maxsize=32)
-def _compiled(source: str, entry: str, arch: str) -> str:
-    """Return the PTX of CUDA text, compiled in a process that is killed if it does not end."""
-    from autotune.code.single import compile_bounded
-
-    outcome = compile_bounded(source, entry, arch, ("-lineinfo",), timeout_s=COMPILE_SECONDS)
-    if isinstance(outcome, Rejected):
-        raise UsageError(f"kernel {entry} does not compile: {outcome.why}")
-    return outcome.ptx
-
-
 def simulate(
     source: str,
     grid: Extent,
@@ -181,14 +178,18 @@ def simulate(
     *,
     arch: str = "sm_90",
     entry: str | None = None,
+    options: Sequence[str] = (),
     shared_bytes: int = 0,
     checks: bool = True,
     counters: bool = True,
     max_steps: int = MAX_STEPS,
     max_seconds: float = MAX_SECONDS,
+    constants: Mapping[str, NDArray[Any]] | None = None,
     unwritten: Sequence[NDArray[Any]] = (),
 ) -> Report:
     """Compile CUDA C++ and execute it on the CPU; see `run_ptx`. A text is compiled once in each process.
+
+    A text may hold host code, which is left out, and include what it includes for nvcc.
 
     Args:
         source: CUDA C++ text.
@@ -196,12 +197,15 @@ def simulate(
         block: Threads of a block in x, y, z, likewise.
         args: In the order of the kernel's parameters.
         arch: Architecture to compile for.
-        entry: Name of an ``extern "C"`` kernel; None where the text has only one.
+        entry: The kernel as C++ names it, such as "sgemm<64, 8>" for an instance of a template; None where
+            the text has only one.
+        options: Words for NVRTC, such as "-DN=64" or "-I/path". Headers found nowhere count as empty.
         shared_bytes: Dynamic shared memory of one block.
         checks: Look for races and the like.
         counters: Count instructions and memory traffic.
         max_steps: Limit of basic blocks, see `run_ptx`.
         max_seconds: Limit of CPU time of the launch, see `run_ptx`.
+        constants: Arrays for ``__constant__`` and ``__device__`` variables, by their names, see `run_ptx`.
         unwritten: Arrays that count as never written, see `run_ptx`.
 
     Raises:
@@ -213,17 +217,13 @@ def simulate(
     for name, text in (("source", source), ("arch", arch)):
         if not isinstance(text, str):
             raise UsageError(f"{name} is of type {type(text).__name__}: give a str")
-    if entry is None:
-        bounds = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
-        names = re.findall(rf"\b__global__\s+{bounds}void\s+{bounds}(\w+)", source)
-        if not names:
-            raise UsageError('the text has no kernel: write one as extern "C" __global__ void name(...)')
-        if len(names) > 1:
-            raise UsageError(f"the text has {len(names)} kernels ({', '.join(names)}): name one by entry=")
-        entry = names[0]
+    if not all(isinstance(option, str) for option in options) or isinstance(options, str):
+        raise UsageError("options are words for NVRTC: give a list of str")
+    ptx, name = compiled(source, entry, arch, tuple(options))
+    unused = {each for each in constants or {} if not has_variable(ptx, each) and each in source}
     return run_ptx(
-        _compiled(source, entry, arch),
-        entry,
+        ptx,
+        name,
         grid,
         block,
         args,
@@ -232,5 +232,6 @@ def simulate(
         counters=counters,
         max_steps=max_steps,
         max_seconds=max_seconds,
+        constants={each: value for each, value in (constants or {}).items() if each not in unused},
         unwritten=unwritten,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,40 @@ def place_arguments(
         for position, parameter in enumerate(kernel.parameters)
     }
     return memory, parameters
+
+
+def set_variables(kernel: Kernel, memory: GlobalMemory, values: Mapping[str, NDArray[Any]]) -> None:
+    """Copy arrays to variables of the PTX, as cudaMemcpyToSymbol does.
+
+    Raises:
+        UsageError: There is no such variable, or it is smaller.
+    """
+    for name, value in values.items():
+        form = _variable_name(name)
+        found = [each for each in memory.variables if form.fullmatch(each)]
+        if len(found) != 1:
+            known = ", ".join(memory.variables) or "none"
+            raise UsageError(f"constants: the kernel has no variable {name!r:.80}; it has {known:.200}")
+        array = np.ascontiguousarray(value)
+        size = kernel.symbols[found[0]].size
+        if array.dtype.hasobject or array.nbytes > size:
+            raise UsageError(f"constants: variable {name} has {size} bytes; {array.nbytes} were given")
+        octets = array.reshape(-1).view(np.uint8)
+        memory.region_of(found[0]).data[: len(octets)] = octets
+
+
+def has_variable(ptx: str, name: str) -> bool:
+    """Return whether a PTX text declares a variable that C++ calls by a name."""
+    declared = re.findall(r"\.(?:const|global)\s[^;={]*?([\w$]+)\s*(?:\[\d*\])*\s*[;=]", ptx)
+    return any(_variable_name(name).fullmatch(each) for each in declared)
+
+
+def _variable_name(name: str) -> re.Pattern[str]:
+    """Return what C++ makes of a name: as it is, or behind the lengths and names of its namespaces."""
+    words = name.split("::")
+    return re.compile(
+        rf"{re.escape(name)}|_ZN?.*{''.join(f'{len(word)}{re.escape(word)}' for word in words)}E?"
+    )
 
 
 def _check_array(position: int, parameter: Parameter, value: NDArray[Any]) -> None:

@@ -105,7 +105,7 @@ class GlobalMemory:
         for name, symbol in kernel.symbols.items():
             for place, target in symbol.references:
                 if target in self.variables:
-                    region = self.regions[int(self.variables[name]) >> REGION_BITS]
+                    region = self.region_of(name)
                     region.data[place : place + 8] = np.frombuffer(self.variables[target].tobytes(), np.uint8)
 
     def _add(self, name: str, data: Any, low: int, writable: bool) -> Region:
@@ -135,6 +135,10 @@ class GlobalMemory:
         for position, _, array in group:
             self.pointers[position] = region.base + _start(array) - start
         return region
+
+    def region_of(self, variable: str) -> Region:
+        """Return the memory of a variable."""
+        return self.regions[int(self.variables[variable]) >> REGION_BITS]
 
     def peek(self, address: int, size: int) -> bytes:
         """Return up to `size` bytes from an address on; none where there is no array."""
