@@ -111,6 +111,8 @@ class _Columns(dict[str, Any]):
             return file.codes[file.serves or "ffma"]
         if name.startswith("align_"):
             return 4
+        if name == "batch":
+            return 1
         if name == "beta":
             return np.array([entry[0] for entry in SCALARS.values()], np.int64)[ordinals["scalars"]]
         if name == "lda":
@@ -169,7 +171,9 @@ def _depths(file: SpaceFile, choices: Mapping[str, Any]) -> dict[str, int]:
         "layout_a": depths["layout"],
         "layout_b": depths["layout"],
     }
-    depths |= dict.fromkeys(("math", "align_a", "align_b", "align_c"), 0) | {"beta": depths["scalars"]}
+    depths |= dict.fromkeys(("math", "align_a", "align_b", "align_c", "batch"), 0) | {
+        "beta": depths["scalars"]
+    }
     depths |= {name: max(depths[kind], depths.get(tile, 0)) for name, (kind, tile, _) in TILES.items()}
     depths |= {"lda": max(depths["m"], depths["k"]), "ldb": max(depths["n"], depths["k"]), "ldc": depths["n"]}
     for name, expression in file.derived.items():

@@ -41,6 +41,8 @@ Case = tuple[
 # family: name: case
 CASES: dict[str, dict[str, Case]] = {
     "sgemm": {
+        "batch": ((64, 64, 4096, "nn", 0, 16), "tiny_block", {"split_k": 2, "edge": "exact", "group_m": 1}),
+        "more_products_than_layers": ((32, 32, 256, "nn", 0, 100_000), "tiny_block", {"group_m": 1}),
         "one_output_per_thread": ((256, 256, 256), "small_block", PLAIN),
         "guarded_registers": ((4095, 4097, 1023, "nn", 1), "register_staged", ODD),
         "shifted_single_buffer_kept_along_k": (
@@ -80,6 +82,7 @@ CASES: dict[str, dict[str, Case]] = {
         ),
     },
     "sgemm_skinny": {
+        "batch": ((8, 1024, 2048, "nt", 0, 4), "rows_along", {}),
         "rows_along_k_guarded": (
             (4097, 3, 333),
             "row_along",
@@ -98,6 +101,7 @@ CASES: dict[str, dict[str, Case]] = {
         ),
     },
     "sgemm_3xtf32": {
+        "batch": ((64, 64, 2048, "nt", 0, 16), "two_warps", {"split_k": 2, "group_m": 1}),
         "guarded": (
             (1000, 1000, 1000),
             "narrow_warps",
@@ -115,6 +119,7 @@ CASES: dict[str, dict[str, Case]] = {
         ),
     },
     "sgemm_3xtf32_wgmma": {
+        "batch": ((64, 64, 2048, "nt", 0, 16), "small_block", {"group_m": 1}),
         "b_turned_while_split": (
             (256, 256, 256, "tn", 1),
             "one_warpgroup",
@@ -165,8 +170,10 @@ def made(family: str, name: str) -> Source:
     )
 
 
-def problem_of(space: Space, m: int, n: int, k: int, layout: str = "nn", beta: int = 0) -> Problem:
-    return Problem(m, n, k, layout, beta, "3xtf32" if "tf32" in space.family else "ffma")
+def problem_of(
+    space: Space, m: int, n: int, k: int, layout: str = "nn", beta: int = 0, batch: int = 1
+) -> Problem:
+    return Problem(m, n, k, layout, beta, "3xtf32" if "tf32" in space.family else "ffma", batch)
 
 
 @pytest.mark.parametrize(("family", "name"), NAMES)

@@ -137,7 +137,7 @@ def test_a_faulty_ladder_is_refused(small, more, says):
 def test_blocks_in_rows(small):
     space = small(text=SMALL.replace('shared_bytes = "0"', 'shared_bytes = "0"\nblock_y = "BM"'))
     config = space.config({"BM": 8, "BN": 16, "edge": "exact"})
-    assert (space.launch(config, CUBE, H200)[1], space.block_y(config, CUBE, H200)) == (128, 8)
+    assert space.launch(config, CUBE, H200).block == (16, 8, 1)
     assert small().block_y(config, CUBE, H200) == 1
     assert source("naive", CUBE).launch.block == (32, 32, 1)
     assert source("flattened", CUBE).launch.block == (1024, 1, 1)

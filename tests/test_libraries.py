@@ -33,7 +33,7 @@ class Broken:
 
 @pytest.fixture(autouse=True)
 def on_gpu_zero(monkeypatch):
-    monkeypatch.setattr(libraries, "ordinal_of", lambda name, address: 0)
+    monkeypatch.setattr(libraries, "ordinal_of", lambda name, address, empty: 0)
 
 
 def view(array):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import UsageError
 from autotune.kernel.libraries import NumPyLibrary
-from autotune.kernel.operands import Operand, as_stored, leading, scalar, stream_pointer, strided
+from autotune.kernel.operands import Operand, as_stored, first_of, leading, scalar, stream_pointer, strided
 from autotune.values.problem import Problem, Strided
 
 PROBLEM = Problem(3, 5, 4)
@@ -158,7 +158,7 @@ def test_the_stored_operand_holds_the_factor(rows, columns, fortran, transposed,
 
 
 def test_a_vector_is_no_matrix():
-    assert fault(as_stored, "a", view(np.zeros(4, np.float32)), False).startswith(
+    assert fault(first_of, "a", view(np.zeros(4, np.float32))).startswith(
         "a has 1 dimensions, shape (4,): pass a matrix"
     )
 

@@ -91,7 +91,12 @@ def object_of(kind: type) -> dict[str, Any]:
     for field in fields(kind):  # type: ignore[arg-type]
         told = about.get(field.name) or (ABOUT.get(field.name) if kind is Record else None)
         parts[field.name] = ({"description": told} if told else {}) | schema_of(hints[field.name])
-    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+    required = [name for name in parts if not stated(hints[name]).omitted]
+    return {"type": "object", "properties": parts, "required": required, "additionalProperties": False}
+
+
+def stated(hint: Any) -> Limit:
+    return get_args(hint)[1] if get_origin(hint) is Annotated else Limit()
 
 
 def whole() -> str:

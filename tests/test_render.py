@@ -272,7 +272,7 @@ def test_every_parameter_and_derived_quantity_is_used(family):
                 names |= space.derived[name].names - found
         return found
 
-    parts = (*space.launch, space.block_y, space.workspace_bytes)
+    parts = (*space.launch, space.grid_y, space.grid_z, space.block_y, space.workspace_bytes)
     launch = set().union(*(part.names for part in parts if part is not None))
     rules = set().union(*(rule.expression.names for rule in space.rules))
     assert set(space.parameters) <= reached(asked | launch)

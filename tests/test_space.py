@@ -20,6 +20,7 @@ from autotune.space.file import Heading, read_heading, read_space_file
 from autotune.space.space import Config, Space, families
 from autotune.space.statements import SpaceFile
 from autotune.values.device import known_devices, named_device
+from autotune.values.measurement import Launch
 from autotune.values.problem import LAYOUTS, MATHS, Math, Problem
 
 H200 = named_device("h200")
@@ -143,7 +144,8 @@ def test_no_listed_point_breaks_a_constraint(m, n, k, layout, device, data):
     for index in data.draw(st.lists(st.integers(0, len(legal) - 1), min_size=1, max_size=8)):
         config = legal.config(index)
         assert space.violations(config, problem, device) == []
-        grid, block, shared_bytes, _ = space.launch(config, problem, device)
+        launch = space.launch(config, problem, device)
+        grid, block, shared_bytes = launch.grid[0], launch.block[0], launch.shared_bytes
         assert 1 <= grid <= 2**31 - 1
         assert 32 <= block <= device.max_threads_per_block
         assert block % 32 == 0
@@ -306,7 +308,9 @@ def test_values_are_numbers_and_words(write):
 def test_launch(write):
     space = Space.load(write(SMALL))
     config = space.config({"BM": 16, "loader": "reg", "BN": 8, "stages": 2})
-    assert space.launch(config, Problem(17, 9, 4), H200) == (2 * 2, 64, 4 * 16 * 8 * 2, 0)
+    assert space.launch(config, Problem(17, 9, 4), H200) == Launch.of(
+        "small", (2 * 2, 1, 1), (64, 1, 1), 4 * 16 * 8 * 2
+    )
 
 
 # -- files ---------------------------------------------------------------------------------------------------
@@ -464,7 +468,10 @@ def test_an_extending_file_narrows_and_widens(write):
     assert (space.family, space.summary) == ("small", "a space that can be enumerated by hand")
     assert space.parameters["BM"] == (16, 64)
     assert list(space.presets) == ["second"]
-    assert [rule.name for rule in space.rules] == ["positive", "buffers", "always", "even", "fits"]
+    assert [rule.name for rule in space.rules] == [
+        *("positive", "buffers", "always", "even", "one_product"),
+        "fits",
+    ]
     legal = space.enumerate(Problem(63, 63, 63), H200)
     assert [legal.config(i).id for i in range(len(legal))] == [
         f"BM{BM}-{loader}-BN16-stages2" for BM in (16, 64) for loader in ("reg", "cp_async")

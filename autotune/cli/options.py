@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from autotune.space.space import Space
 
 F = TypeVar("F", bound=Callable[..., Any])
+BATCH = "Products of these sizes, computed by one launch; 1 if not given."
 
 
 def problem_options(required: bool = True, any_math: bool = False) -> Callable[[F], Callable[..., Any]]:
-    """Add --m --n --k --layout --beta --math; the command gets ``problem``, None when no size was given.
+    """Add --m --n --k --batch --layout --beta --math; the command gets ``problem``, None without a size.
 
     With ``any_math`` it also gets ``maths``, all that were asked for; the problem has the first.
     """
@@ -31,12 +32,19 @@ def problem_options(required: bool = True, any_math: bool = False) -> Callable[[
     def add(command: F) -> Callable[..., Any]:
         @functools.wraps(command)
         def call(
-            m: int | None, n: int | None, k: int | None, layout: str, beta: int, math: str, **others: Any
+            m: int | None,
+            n: int | None,
+            k: int | None,
+            batch: int | None,
+            layout: str,
+            beta: int,
+            math: str,
+            **others: Any,
         ) -> Any:
             if any_math:
                 others["maths"] = asked_maths(math)
                 math = others["maths"][0]
-            return command(problem=_problem(m, n, k, layout, beta, math), **others)
+            return command(problem=_problem(m, n, k, layout, beta, math, batch), **others)
 
         wrapped: Callable[..., Any] = call
         for name, kind, default, text in (
@@ -45,6 +53,7 @@ def problem_options(required: bool = True, any_math: bool = False) -> Callable[[
             ("--layout", str, "nn", f"How A and B are stored: {', '.join(LAYOUTS)}."),
         ):
             wrapped = click.option(name, type=kind, default=default, show_default=True, help=text)(wrapped)
+        wrapped = click.option("--batch", type=int, help=BATCH)(wrapped)
         for name, text in (
             ("--k", "Length of each dot product."),
             ("--n", "Columns of C."),
@@ -65,50 +74,56 @@ class Wanted:
         layout: As given, None where it was not.
         beta: Likewise.
         math: Likewise.
+        batch: Likewise.
     """
 
     problem: Problem | None
     layout: str | None
     beta: int | None
     math: str | None
+    batch: int | None
 
     def takes(self, problem: Problem) -> bool:
         """Return whether a problem is asked for."""
         if self.problem is not None:
             return problem == self.problem
-        given = ((self.layout, problem.layout), (self.beta, problem.beta), (self.math, problem.math))
-        return all(asked in (None, has) for asked, has in given)
+        return all(getattr(problem, name) == asked for name, asked in self._given().items())
 
     def __str__(self) -> str:
         if self.problem is not None:
             return f" of {self.problem}"
-        given = {"layout": self.layout, "beta": self.beta, "math": self.math}
-        told = ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
+        told = ", ".join(f"{name} {value}" for name, value in self._given().items())
         return f" of {told}" if told else ""
+
+    def _given(self) -> dict[str, Any]:
+        facts = {"layout": self.layout, "beta": self.beta, "math": self.math, "batch": self.batch}
+        return {name: value for name, value in facts.items() if value is not None}
 
 
 def wanted_options(command: F) -> Callable[..., Any]:
-    """Add --m --n --k --layout --beta --math, none of them needed; the command gets ``wanted``."""
+    """Add --m --n --k --batch --layout --beta --math, none of them needed; the command gets ``wanted``."""
 
     @functools.wraps(command)
     def call(
         m: int | None,
         n: int | None,
         k: int | None,
+        batch: int | None,
         layout: str | None,
         beta: int | None,
         math: str | None,
         **others: Any,
     ) -> Any:
-        whole = (layout or "nn", beta or 0, math or MATHS[0])
-        Problem(1, 1, 1, *whole)  # type: ignore[arg-type]  # Problem checks the words
-        return command(wanted=Wanted(_problem(m, n, k, *whole), layout, beta, math), **others)
+        whole: Any = (layout or "nn", beta or 0, math or MATHS[0], 1 if batch is None else batch)
+        Problem(1, 1, 1, *whole)  # Problem checks the words
+        return command(wanted=Wanted(_problem(m, n, k, *whole), layout, beta, math, batch), **others)
 
     wrapped: Callable[..., Any] = call
     for name, kind, text in (
         ("--math", str, f"Arithmetic: {', '.join(MATHS)}."),
         ("--beta", int, "0: C is never read. 1: it is, and scaled by a beta."),
         ("--layout", str, f"How A and B are stored: {', '.join(LAYOUTS)}; nn where sizes are given."),
+        ("--batch", int, "Products of these sizes, computed by one launch; 1 where sizes are given."),
         ("--k", int, "Length of each dot product."),
         ("--n", int, "Columns of C."),
         ("--m", int, "Rows of C."),
@@ -118,13 +133,14 @@ def wanted_options(command: F) -> Callable[..., Any]:
 
 
 def _problem(
-    m: int | None, n: int | None, k: int | None, layout: str, beta: int, math: str
+    m: int | None, n: int | None, k: int | None, layout: str, beta: int, math: str, batch: int | None
 ) -> Problem | None:
     if m is None and n is None and k is None:
         return None
     if m is None or n is None or k is None:
         raise UsageError("a problem needs all of --m, --n and --k")
-    return Problem(m, n, k, layout, beta, math)  # type: ignore[arg-type]  # Problem checks the words
+    words: Any = (layout, beta, math, 1 if batch is None else batch)
+    return Problem(m, n, k, *words)  # Problem checks the words
 
 
 def space_option(command: F) -> F:

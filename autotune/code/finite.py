@@ -26,13 +26,18 @@ def finite_check(problem: Problem) -> Source:
     """
     facts: dict[str, int] = {}
     blocks = 1
-    for name, (rows, cols), ld in (
-        ("a", problem.a_shape, problem.lda),
-        ("b", problem.b_shape, problem.ldb),
+    for name, (rows, cols), ld, stride in (
+        ("a", problem.a_shape, problem.lda, problem.stride_a),
+        ("b", problem.b_shape, problem.ldb, problem.stride_b),
     ):
+        batch = problem.batch if stride else 1
         if ld == cols:
             rows, cols = 1, rows * cols
-        facts |= {f"{name}_rows": rows, f"{name}_cols": cols, f"ld{name}": ld}
+            if stride == cols:
+                batch, cols = 1, batch * cols
+        facts |= {f"{name}_rows": batch * rows, f"{name}_cols": cols, f"ld{name}": ld}
+        facts |= {f"{name}_matrix": rows, f"{name}_gap": stride - rows * ld if batch > 1 else 0}
+        rows *= batch
         blocks = max(blocks, rows * -(-cols // PIECE))
     text = Path(__file__).with_name("finite.cu").read_text(encoding="utf-8")
     text = "".join(f"constexpr long long {name} = {value};\n" for name, value in facts.items()) + text

@@ -60,17 +60,13 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
             text = template.jinja.render(names)
     except Exception as error:  # whatever a template does wrong is its fault, and of this config alone
         raise SpaceError(f"{_place(error, template)}: does not render ({_message(error)})") from error
-    grid, threads, shared_bytes, workspace_bytes = space.launch(config, problem, device)
-    rows = space.block_y(config, problem, device)
     return Source(
         family=space.family,
         config=config,
         problem=problem,
         text=text,
         entry=space.family,
-        launch=Launch.of(
-            space.family, (grid, 1, 1), (threads // rows, rows, 1), shared_bytes, workspace_bytes
-        ),
+        launch=space.launch(config, problem, device),
         code_digest=hashlib.sha256(code_of(text).encode()).hexdigest(),
         template_digest=template.digest,
         space_digest=space.digest,

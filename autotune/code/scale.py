@@ -20,11 +20,11 @@ def scaling(problem: Problem) -> Source:
     Args:
         problem: Of its facts only those of C count.
     """
-    facts = {"batch": 1, "m": problem.m, "n": problem.n, "ldc": problem.ldc, "stride_c": 0}
+    facts = {name: getattr(problem, name) for name in ("batch", "m", "n", "ldc", "stride_c")}
     text = Path(__file__).with_name("scale.cu").read_text(encoding="utf-8")
     text = "".join(f"constexpr long long {name} = {value};\n" for name, value in facts.items()) + text
     digest = hashlib.sha256(text.encode()).hexdigest()
-    blocks = min(-(-problem.m * problem.n // THREADS), MOST_BLOCKS)
+    blocks = min(-(-problem.batch * problem.m * problem.n // THREADS), MOST_BLOCKS)
     return Source(
         family="scale",
         config=Config({}),

@@ -86,7 +86,7 @@ def parts(
     if registers is None:
         registers, spill_bytes = predicted_registers(v, device)
     v = {**CHOICES, **v}
-    threads, grid = v["num_threads"], v["tiles_m"] * v["tiles_n"] * v["split_k"]
+    threads, grid = v["num_threads"], problem.batch * v["tiles_m"] * v["tiles_n"] * v["split_k"]
     steps = -(-v["tiles_k"] // v["split_k"])
     blocks, queue, resident = resident_blocks(device, grid, registers, threads, v["smem_bytes"])
     warps = threads // WARP

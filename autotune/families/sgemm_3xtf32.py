@@ -105,7 +105,7 @@ def tensor_parts(
         exposed: Clocks of the way to memory, shared by the buffers but one and by the resident blocks.
         enough_warps: Of a scheduler, to keep the tensor cores busy.
     """
-    threads, grid = v["num_threads"], v["tiles_m"] * v["tiles_n"] * v["split_k"]
+    threads, grid = v["num_threads"], problem.batch * v["tiles_m"] * v["tiles_n"] * v["split_k"]
     blocks, queue, resident = resident_blocks(device, grid, registers, threads, v["smem_bytes"])
     scheduled = resident * threads / (WARP * SCHEDULERS)  # warps of one scheduler
 

@@ -92,7 +92,7 @@ def parts(
         raise DeviceError(f"no estimate for {device.name}: its memory bandwidth is unknown")
     if registers is None:
         registers, spill_bytes = predicted_registers(v, device), 0 * v["tiles"]
-    threads, grid = v["num_threads"], v["tiles"] * v["split_k"]
+    threads, grid = v["num_threads"], problem.batch * v["tiles"] * v["split_k"]
     blocks, queue, resident = resident_blocks(device, grid, registers, threads, v["smem_bytes"])
     warps = threads / WARP
     scheduled = resident * warps / SCHEDULERS

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -47,6 +47,7 @@ def best_kernel(
     *,
     beta: int = 0,
     math: str = "ffma",
+    batch: int = 1,
     check_finite: bool = False,
     device: int | str | None = None,
     policy: Policy = "any",
@@ -69,6 +70,7 @@ def best_kernel(
         beta: 1 for a kernel that reads C.
         math: Arithmetic: see `Problem`. "any" takes the fastest of all: by their times where each was
             measured for this very problem, else by what the model expects; `Kernel.problem` says which it is.
+        batch: Products that one call computes: A, B and C are arrays `[batch, ...]` of such matrices.
         check_finite: Where the math is "3xtf32": look at the operands before each call, and leave those with
             an infinity or NaN to the FP32 kernel, as `CheckedKernel` does.
         device: CUDA ordinal of a GPU; CuPy's current one when not given. "simulator" runs the kernel on NumPy
@@ -99,7 +101,8 @@ def best_kernel(
     array([20., 20., 20.], dtype=float32)
     """
     machine, store, spaces = machine_of(device), Store(root), None if space is None else [Space.of(space)]
-    problems = [Problem(m, n, k, layout, beta, each) for each in asked_maths(math)]  # type: ignore[arg-type]
+    words: dict[str, Any] = {"layout": layout, "beta": beta, "batch": batch}
+    problems = [Problem(m, n, k, math=each, **words) for each in asked_maths(math)]
     tune = asked_tune(tune, machine)
     if tune:
         search_missing(problems, machine, store, tune=tune, budget=budget, spaces=spaces)
@@ -107,7 +110,14 @@ def best_kernel(
     strict = None
     if check_finite and problem.math != MATHS[0]:
         strict = best_kernel(
-            m, n, k, layout, beta=beta, device=device, policy=policy, tune=tune, budget=budget, root=root
+            *(m, n, k, layout),
+            beta=beta,
+            batch=batch,
+            device=device,
+            policy=policy,
+            tune=tune,
+            budget=budget,
+            root=root,
         )
     try:
         return load(problem, machine, store, policy=policy, spaces=spaces, strict=strict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from autotune.code import cubins
@@ -12,7 +13,7 @@ from autotune.errors import Rejected, ToolchainError, UsageError
 from autotune.kernel.libraries import Taken
 from autotune.kernel.machine import Enqueue, Machine
 from autotune.kernel.once import Once
-from autotune.kernel.operands import leading, writable
+from autotune.kernel.operands import first_of, lying, writable
 from autotune.values.problem import Problem, Strided
 
 _scalings: Once[tuple[Machine, Problem], Enqueue] = Once()
@@ -22,7 +23,7 @@ def scale(problem: Problem, c: int, beta: float, stream: int, machine: Machine, 
     """Enqueue C = beta C, which reads neither A nor B, and C only where beta is not 0.
 
     Args:
-        problem: Its m, n and ldc.
+        problem: Of its facts only those of C count.
         c: Address of C.
         beta: Scalar of C.
         stream: Handle.
@@ -33,20 +34,22 @@ def scale(problem: Problem, c: int, beta: float, stream: int, machine: Machine, 
         ToolchainError: NVRTC is missing.
         DeviceError: The driver refuses the launch.
     """
-    c_alone = Strided(problem.m, problem.n, 1, ldc=problem.ldc)
+    m, n, batch = problem.m, problem.n, problem.batch
+    c_alone = Strided(m, n, 1, batch=batch, ldc=problem.ldc, stride_c=problem.stride_c)
     what = "the kernel that scales C"
     made = _scalings((machine, c_alone), lambda: loaded(scaling(c_alone), machine, depot, what))
     made(0, 0, c, 0.0, beta, stream)
 
 
-def of_nothing(taken: Taken, out: Any, m: int, n: int, beta: float, machine: Machine, depot: Depot) -> Any:
+def of_nothing(
+    taken: Taken, out: Any, shape: tuple[int, ...], beta: float, machine: Machine, depot: Depot
+) -> Any:
     """Return C = beta C, the product of operands with k = 0, or an empty C.
 
     Args:
         taken: The operands.
         out: As it was passed; None to make one.
-        m: Rows of C; may be 0.
-        n: Columns of C; may be 0.
+        shape: Of C; an extent may be 0.
         beta: Scalar of C as it was.
         machine: Where they are.
         depot: Where machine code is kept.
@@ -59,17 +62,19 @@ def of_nothing(taken: Taken, out: Any, m: int, n: int, beta: float, machine: Mac
     c, stream, library, ordinal = taken.out, taken.stream, taken.library, machine.ordinal
     made = None
     if c is None:
-        made = library.empty("a", (m, n), taken.like, ordinal or 0, stream)
+        made = library.empty("a", shape, taken.like, ordinal or 0, stream)
         c = library.view_result(made, stream)
-    if c.shape != (m, n):
-        raise UsageError(f"out has shape {c.shape}: this product is {(m, n)}")
+    if c.shape != shape:
+        raise UsageError(f"out has shape {c.shape}: this product is {shape}")
     if c.ordinal != ordinal:
         raise UsageError(f"out is on GPU {c.ordinal} and a on GPU {ordinal}: move them to one GPU")
-    if m > 0 and n > 0:
-        whole = Problem(m, n, 1)
-        ldc = leading("out", c, (m, n), whole)
+    if 0 not in shape:
+        *several, m, n = shape
+        whole = Problem(m, n, 1, batch=math.prod(several))
+        ldc, stride_c, _ = lying("out", first_of("out", c)[2] if whole.batch == 1 else c, 2, whole)
         writable(c)
-        scale(Strided(m, n, 1, ldc=ldc), c.address, beta, stream, machine, depot)
+        batch: dict[str, Any] = {"batch": whole.batch, "stride_c": stride_c} if whole.batch > 1 else {}
+        scale(Strided(m, n, 1, ldc=ldc, **batch), c.address, beta, stream, machine, depot)
     return out if made is None else library.result(made, stream)
 
 

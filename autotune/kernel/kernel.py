@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from autotune.kernel.dynamo import left_out
 from autotune.kernel.libraries import Taken
 from autotune.kernel.machine import Enqueue, Machine, NoArray
 from autotune.kernel.once import Once
-from autotune.kernel.operands import Operand, leading, scalar, stream_pointer, strided
+from autotune.kernel.operands import Operand, lying, row_major, scalar, stream_pointer, strided
 from autotune.space.space import Config
 from autotune.values.device import Device
 from autotune.values.faults import cuda_fault
@@ -74,9 +75,9 @@ class Kernel:
         self._ordinal = machine.ordinal
         self._current_stream = machine.current_stream
         problem = self.problem
-        self._shapes = (problem.a_shape, problem.b_shape, problem.c_shape)
-        self._strides = tuple((columns, 1) for _, columns in self._shapes)
-        self._bytes = tuple(FLOAT_BYTES * rows * columns for rows, columns in self._shapes)
+        self._shapes = problem.arrays
+        self._strides = tuple(row_major(shape) for shape in self._shapes)
+        self._bytes = tuple(FLOAT_BYTES * math.prod(shape) for shape in self._shapes)
         self._reads_c = bool(problem.beta)
 
     @left_out
@@ -94,6 +95,7 @@ class Kernel:
             a: A as stored, `Problem.a_shape` float32: `[m, k]`, or `[k, m]` for layout "t?".
             b: B as stored, `Problem.b_shape` float32: `[k, n]`, or `[n, k]` for layout "?t".
             out: C, `[m, n]` float32, apart from a and b; a new array of the library of ``a`` when not given.
+                In a batch the extent of that comes first; an A or B without it is that of all products.
             alpha: Scalar of the product; at 0 neither A nor B is read, and what is not finite there stays.
             beta: Scalar of C as it was; 0 never reads C. Only 0 unless the kernel was made for beta = 1.
             stream: A stream, or its handle; the current one of the arrays' library when not given. Whoever
@@ -145,9 +147,9 @@ class Kernel:
         """Enqueue one multiplication on addresses; nothing is checked.
 
         Args:
-            a: Address of A, `Problem.a_shape` float32, row-major and tight, a multiple of 16 bytes.
+            a: Address of A, `Problem.arrays[0]` float32, row-major and tight, a multiple of 16 bytes.
             b: Address of B, likewise.
-            c: Address of C, `[m, n]`, likewise.
+            c: Address of C, likewise.
             alpha: Scalar of the product; at 0 neither A nor B is read.
             beta: Scalar of C as it was; ignored by a kernel for beta = 0.
             stream: Handle of a stream; 0 is the default stream.
@@ -164,7 +166,7 @@ class Kernel:
             raise_fault(error)
             raise
 
-    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
+    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any, shape: tuple[int, ...] | None = None) -> Any:
         """Check operands, find the variant that can take them, and enqueue it, as `__call__` does.
 
         Args:
@@ -172,6 +174,7 @@ class Kernel:
             out: As it was passed; None to make one.
             alpha: Scalar of the product.
             beta: Scalar of C as it was.
+            shape: Of a C that is made, with as many elements as the problem's; None for the problem's.
 
         Raises:
             UsageError: As for `__call__`.
@@ -189,10 +192,10 @@ class Kernel:
             self._refuse_ordinals(taken)
         made = None
         if c is None:
-            leading("a", a, self.problem.a_shape, self.problem)  # nothing is allocated for bad factors
-            leading("b", b, self.problem.b_shape, self.problem)
-            made = library.empty("a", self.problem.c_shape, like, ordinal or 0, stream)
-            c = library.view_result(made, stream)
+            lying("a", a, 0, self.problem)  # nothing is allocated for bad factors
+            lying("b", b, 1, self.problem)
+            made = library.empty("a", shape or self._shapes[2], like, ordinal or 0, stream)
+            c = library.view_result(made, stream)._replace(shape=self._shapes[2], strides=self._strides[2])
         if alpha == 0.0:
             problem = self.problem if self._takes(a, b, c) else strided(self.problem, a, b, c)
             self._scale(problem, c.address, beta, stream)
@@ -293,10 +296,10 @@ class CheckedKernel(Kernel):
         self.ndarray = NoArray
         self._checks: Once[Problem, Enqueue] = Once()
 
-    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any) -> Any:
+    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any, shape: tuple[int, ...] | None = None) -> Any:
         """Look at the operands, then do what `Kernel.run` does, with the kernel that they need."""
         run = super().run if scalar("alpha", alpha) == 0.0 or self._finite(taken) else self.strict.run
-        return run(taken, out, alpha, beta)
+        return run(taken, out, alpha, beta, shape)
 
     def _finite(self, taken: Taken) -> bool:
         """Return whether both operands are finite; those of another GPU, which `run` refuses, count as such.
@@ -307,9 +310,9 @@ class CheckedKernel(Kernel):
         a, b, stream, problem = taken.a, taken.b, taken.stream, self.problem
         if a.ordinal != self._ordinal or b.ordinal != self._ordinal:
             return True
-        lda, ldb = leading("a", a, problem.a_shape, problem), leading("b", b, problem.b_shape, problem)
-        facts = (problem.m, problem.n, problem.k, problem.layout, problem.beta, problem.math)
-        stored = Strided(*facts, lda, ldb)
+        (lda, stride_a, _), (ldb, stride_b, _) = lying("a", a, 0, problem), lying("b", b, 1, problem)
+        strides: dict[str, Any] = {"stride_a": stride_a, "stride_b": stride_b} if problem.batch > 1 else {}
+        stored = Strided(**vars(problem), lda=lda, ldb=ldb, **strides)
         return not self._machine.answer(
             lambda found: self._check(stored)(a.address, b.address, found, 1.0, 0.0, stream), stream
         )

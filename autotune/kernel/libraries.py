@@ -6,6 +6,7 @@ DLPack. Nothing is copied, and no host thread waits for a GPU.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from autotune.errors import DeviceError, UsageError
 from autotune.kernel.captures import is_capturing
 from autotune.kernel.dynamo import leave_out_frames
-from autotune.kernel.operands import Idiom, Operand, kind_of, stream_pointer
+from autotune.kernel.operands import Idiom, Operand, kind_of, row_major, stream_pointer
 from autotune.values.faults import known_fault
 from autotune.values.problem import FLOAT_BYTES
 
@@ -48,7 +49,7 @@ class Library:
         """Return an array's operand, ready for work on a stream, and what keeps it alive."""
         raise NotImplementedError
 
-    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], like: Any, ordinal: int, stream: int) -> Any:
         """Allocate a float32 array in row-major order for work on a stream, as `result` takes it."""
         raise UsageError(f"{name} is {kind_of(like)}, of which no result can be made: pass out=")
 
@@ -75,19 +76,19 @@ class NumPyLibrary(Library):
         strides = _elements(name, array.strides, self.idiom)
         return Operand(array.ctypes.data, array.shape, strides, None, array.flags.writeable), array
 
-    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
         import numpy
 
         try:
-            room = numpy.empty(shape[0] * shape[1] + WIDE_FLOATS, numpy.float32)
+            room = numpy.empty(math.prod(shape) + WIDE_FLOATS, numpy.float32)
         except (MemoryError, ValueError):  # ValueError: more than NumPy can address
             raise DeviceError(
-                f"C of {shape[0]} x {shape[1]} needs {FLOAT_BYTES * shape[0] * shape[1]} bytes, which this "
-                "machine's memory does not hold: multiply parts of it"
+                f"C of {' x '.join(map(str, shape))} needs {FLOAT_BYTES * math.prod(shape)} bytes, which "
+                "this machine's memory does not hold: multiply parts of it"
             ) from None
         start = -room.ctypes.data // FLOAT_BYTES % WIDE_FLOATS
-        return room[start : start + shape[0] * shape[1]].reshape(shape)
+        return room[start : start + math.prod(shape)].reshape(shape)
 
 
 WIDE_FLOATS = 4  # of 16 bytes: NumPy aligns to less on some platforms
@@ -110,7 +111,7 @@ class CuPyLibrary(Library):
         memory, strides = array.data, _elements(name, array.strides, self.idiom)
         return Operand(memory.ptr, array.shape, strides, memory.device_id), array
 
-    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
         import cupy
         from cupy.cuda import get_current_stream, runtime
@@ -166,7 +167,7 @@ class TorchLibrary(Library):
         shape, strides = tuple(array.shape), array.stride()
         return Operand(array.data_ptr(), shape, strides, ordinal, True, self.idiom), array
 
-    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
         torch = self._torch
         context: AbstractContextManager[Any] = nullcontext()
@@ -203,7 +204,7 @@ class InterfaceLibrary(Library):
             _require_float32(name, numpy.dtype(kind), self.idiom)
         shape, strides = tuple(facts["shape"]), facts.get("strides")
         address, read_only = facts["data"]
-        strides = _row_major(shape) if strides is None else _elements(name, strides, self.idiom)
+        strides = row_major(shape) if strides is None else _elements(name, strides, self.idiom)
         address = int(address or 0)
         ordinal = ordinal_of(name, address, empty=0 in shape)
         return Operand(address, shape, strides, ordinal, not read_only, self.idiom), array
@@ -214,7 +215,7 @@ class NumbaLibrary(InterfaceLibrary):
 
     name = "Numba"
 
-    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
         import numpy
         from numba import cuda
@@ -291,7 +292,7 @@ class JaxLibrary(DLPackLibrary):
             )
         return super().view(name, array, stream)
 
-    def empty(self, name: str, shape: tuple[int, int], like: Any, ordinal: int, stream: int) -> Any:
+    def empty(self, name: str, shape: tuple[int, ...], like: Any, ordinal: int, stream: int) -> Any:
         """See `Library`."""
         return _cupy().empty(name, shape, like, ordinal, stream)
 
@@ -506,14 +507,6 @@ def _elements(name: str, strides: tuple[int, ...], idiom: Idiom) -> tuple[int, .
         remedy = idiom.instead(name, idiom.copy)
         raise UsageError(f"{name} has strides of {strides} bytes, no multiples of 4: {remedy}")
     return tuple(stride // FLOAT_BYTES for stride in strides)
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, inner = [], 1
-    for extent in reversed(shape):
-        strides.append(inner)
-        inner *= extent
-    return tuple(reversed(strides))
 
 
 def _unreadable(what: str, error: Exception) -> DeviceError | UsageError:

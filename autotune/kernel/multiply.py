@@ -20,11 +20,12 @@ from autotune.kernel.best import (
 )
 from autotune.kernel.corners import of_nothing
 from autotune.kernel.dynamo import left_out
+from autotune.kernel.factors import factors_of
 from autotune.kernel.kernel import Kernel, raise_fault
 from autotune.kernel.libraries import take
 from autotune.kernel.machine import Machine
 from autotune.kernel.once import Once
-from autotune.kernel.operands import as_stored, scalar
+from autotune.kernel.operands import scalar
 from autotune.kernel.short import OF_LIBRARIES, Way, of_types, remember
 from autotune.records import Store
 from autotune.values.problem import Problem, asked_maths
@@ -54,11 +55,12 @@ def matmul(
     the kernel of each problem is the one that `best_kernel` returns, and is kept for the life of the process.
 
     Args:
-        a: A, `[m, k]` float32; `[k, m]` with ``transpose_a``.
-        b: B, `[k, n]` float32; `[n, k]` with ``transpose_b``.
-        out: C, `[m, n]` float32; a new array of the library of ``a`` when not given.
-        transpose_a: Multiply by the transpose of ``a``.
-        transpose_b: Multiply by the transpose of ``b``.
+        a: A, `[m, k]` float32, `[k, m]` with ``transpose_a``; or a batch of them, `[batch, m, k]`.
+        b: B, `[k, n]` float32, `[n, k]` with ``transpose_b``; or a batch. A single matrix is multiplied by
+            each of the other's batch.
+        out: C, `[m, n]` or `[batch, m, n]` float32; a new array of the library of ``a`` when not given.
+        transpose_a: Multiply by the transpose of ``a``, in a batch of each matrix.
+        transpose_b: The same of ``b``.
         alpha: Scalar of the product; at 0, as where k is 0, C = beta C, and neither A nor B is read.
         beta: Scalar of C as it was; 0 never reads C.
         stream: A stream, or its handle; the current one of the arrays' library when not given.
@@ -109,34 +111,27 @@ def _matmul(
     alpha, beta = scalar("alpha", alpha), scalar("beta", beta)
     machine = None if device is None else machine_of(device)
     taken = take(a, b, out, stream, host=True) if machine else take(a, b, out, stream)
-    layout_a, left = as_stored("a", taken.a, transpose_a)
-    layout_b, right = as_stored("b", taken.b, transpose_b)
-    m, k = left.shape if layout_a == "n" else left.shape[::-1]
-    depth, n = right.shape if layout_b == "n" else right.shape[::-1]
-    if k != depth:
-        raise UsageError(
-            f"a gives {m} x {k} and b gives {depth} x {n}: the inner extents must agree "
-            f"(shapes {taken.a.shape} and {taken.b.shape}, transpose_a={transpose_a}, "
-            f"transpose_b={transpose_b})"
-        )
+    found = factors_of(taken.a, taken.b, taken.out, transpose_a, transpose_b)
     if taken.a.ordinal != taken.b.ordinal:
         raise UsageError(
             f"a is on GPU {taken.a.ordinal} and b on GPU {taken.b.ordinal}: move them to one GPU"
         )
     where = machine or machine_of(taken.a.ordinal)
-    if 0 in (m, n, k):
-        return of_nothing(taken, out, m, n, beta, where, Store().depot)
-    problem = Problem(m, n, k, layout_a + layout_b, 0 if beta == 0 else 1)  # type: ignore[arg-type]
+    if 0 in (*found.shape, found.k):
+        return of_nothing(taken, out, found.shape, beta, where, Store().depot)
+    layout: Any = found.layout
+    problem = Problem(found.m, found.n, found.k, layout, 0 if beta == 0 else 1, batch=found.batch)
     how = asked_tune(tune, where)
     key = (problem, math, where, policy, how)
     captured = how == QUICK and key not in _kernels.made and where.capturing(taken.stream)
     if captured:  # this call takes what is predicted, and the next one may tune
         key = (problem, math, where, policy, False)
     kernel = _kernels(key, lambda: _loaded(*key, taken.stream))
-    product = kernel.run(taken._replace(a=left, b=right), out, alpha, beta)
+    c = None if taken.out is None else found.of_c(taken.out)
+    product = kernel.run(taken._replace(a=found.a, b=found.b, out=c), out, alpha, beta, found.shape)
     if alpha != 0.0 and type(taken.library) in OF_LIBRARIES and not captured:
-        c = taken.out or taken.library.view_result(product, taken.stream)
-        way = Way.of(kernel.launcher(left, right, c), left, right, c)
+        c = c or found.new_c(taken.library.view_result(product, taken.stream))
+        way = Way.of(kernel.launcher(found.a, found.b, c), found.a, found.b, c, found.shape)
         remember(taken.library, (a, b, product), words, out is not None, way)
     return product
 

@@ -59,23 +59,36 @@ class Operand(NamedTuple):
         """The transposed operand on the same memory."""
         return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
 
-    @property
-    def alignment(self) -> int:
-        """Floats that its address is a multiple of: 4, 2 or 1."""
-        return 4 if self.address % 16 == 0 else 2 if self.address % 8 == 0 else 1
+    def alignment(self, stride: int = 0) -> int:
+        """Return the floats that its address, and all so many floats further, are multiples of: 4, 2 or 1."""
+        places = self.address | FLOAT_BYTES * stride
+        return 4 if places % 16 == 0 else 2 if places % 8 == 0 else 1
 
 
-def require_matrix(name: str, operand: Operand) -> None:
-    """Refuse what is not a matrix.
+def first_of(name: str, operand: Operand) -> tuple[int, int, Operand]:
+    """Return how many matrices an operand holds, the elements from one to the next, and the first of them.
 
     Raises:
-        UsageError: It does not have two dimensions.
+        UsageError: It is neither a matrix nor a batch of them.
     """
+    if len(operand.shape) == 3:
+        extent, stride = operand.shape[0], operand.strides[0]
+        return extent, stride, operand._replace(shape=operand.shape[1:], strides=operand.strides[1:])
     if len(operand.shape) != 2:
         raise UsageError(
-            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}: pass a matrix, "
-            f"such as {name}.reshape(...)"
+            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}: pass a matrix, or a batch "
+            f"of them with three, such as {name}.reshape(...)"
         )
+    return 1, 0, operand
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of an array whose elements lie side by side, the last extent's first."""
+    strides, inner = [], 1
+    for extent in reversed(shape):
+        strides.append(inner)
+        inner *= extent
+    return tuple(reversed(strides))
 
 
 def as_stored(name: str, operand: Operand, transposed: bool) -> tuple[str, Operand]:
@@ -83,16 +96,12 @@ def as_stored(name: str, operand: Operand, transposed: bool) -> tuple[str, Opera
 
     Args:
         name: For messages.
-        operand: As the user passed it.
+        operand: A matrix, as the user passed it.
         transposed: Whether it is transposed before it is multiplied.
 
     Returns:
         "n" and op(X) itself, or "t" and its transpose: the one of the two whose rows are contiguous.
-
-    Raises:
-        UsageError: It is not a matrix.
     """
-    require_matrix(name, operand)
     factor = operand.turned if transposed else operand
     rows, columns = factor.shape
     along_rows, along_columns = factor.strides
@@ -102,7 +111,7 @@ def as_stored(name: str, operand: Operand, transposed: bool) -> tuple[str, Opera
     return "n", factor
 
 
-def leading(name: str, operand: Operand, shape: tuple[int, int], problem: Problem) -> int:
+def leading(name: str, operand: Operand, shape: tuple[int, ...], problem: Problem) -> int:
     """Return the elements from one row of an operand to the next.
 
     Raises:
@@ -117,8 +126,8 @@ def leading(name: str, operand: Operand, shape: tuple[int, int], problem: Proble
     if operand.address % FLOAT_BYTES:
         remedy = idiom.instead(name, idiom.moved)
         raise UsageError(f"{name} starts at an address that is no multiple of 4 bytes: {remedy}")
-    rows, columns = shape
-    along_rows, along_columns = operand.strides
+    *_, rows, columns = shape
+    *_, along_rows, along_columns = operand.strides
     remedy = idiom.instead(name, idiom.copy)
     if (rows > 1 and along_rows < 0) or (columns > 1 and along_columns < 0):
         raise UsageError(f"{name} has negative strides (a flipped view): {remedy}")
@@ -149,28 +158,53 @@ def writable(out: Operand) -> None:
         raise UsageError("out is read-only: pass an array that may be written to")
 
 
+def lying(name: str, operand: Operand, place: int, problem: Problem) -> tuple[int, int, Operand]:
+    """Return the elements from one row to the next, those from one product to the next, and the first matrix.
+
+    Args:
+        name: For messages.
+        operand: A matrix or, for a batch, several; a single A or B is that of all products.
+        place: 0 for A, 1 for B, 2 for C.
+        problem: What they are operands of.
+
+    Raises:
+        UsageError: As for `leading`; or the batch is another one.
+    """
+    whole = problem.arrays[place]
+    shared = place < 2 and operand.shape in (whole[1:], (1, *whole[1:]))
+    if problem.batch == 1 or (operand.shape != whole and not shared):
+        return leading(name, operand, whole, problem), 0, operand
+    _, stride, first = first_of(name, operand)
+    if stride < 0 and not shared:
+        remedy = operand.idiom.instead(name, operand.idiom.copy)
+        raise UsageError(f"{name} has negative strides (a flipped view): {remedy}")
+    return leading(name, first, first.shape, problem), 0 if shared else stride, first
+
+
 def strided(problem: Problem, a: Operand, b: Operand, out: Operand) -> Problem:
     """Return the problem on these very operands: the problem itself if they are tight and well aligned.
 
     Raises:
-        UsageError: As for `leading`, or ``out`` is read-only or overlaps a factor.
+        UsageError: As for `lying`, or ``out`` is read-only, or overlaps a factor or itself.
     """
-    leads = (
-        leading("a", a, problem.a_shape, problem),
-        leading("b", b, problem.b_shape, problem),
-        leading("out", out, problem.c_shape, problem),
-    )
+    found = [
+        lying(name, each, i, problem) for i, (name, each) in enumerate([("a", a), ("b", b), ("out", out)])
+    ]
+    leads, strides, firsts = zip(*found, strict=True)
     writable(out)
-    for name, operand, lead in (("a", a, leads[0]), ("b", b, leads[1])):
-        if _overlap(operand, lead, out, leads[2]):
+    for name, i in (("a", 0), ("b", 1)):
+        if _overlap(firsts[i], leads[i], strides[i], firsts[2], leads[2], strides[2], problem.batch):
             raise UsageError(f"out overlaps {name} in memory: pass an array of its own")
     tight = (problem.lda, problem.ldb, problem.ldc)
-    aligned = (a.alignment, b.alignment, out.alignment)
-    if leads == tight and aligned == (4, 4, 4):
+    apart = (problem.stride_a, problem.stride_b, problem.stride_c)
+    aligned = tuple(first.alignment(stride) for first, stride in zip(firsts, strides, strict=True))
+    if leads == tight and aligned == (4, 4, 4) and (problem.batch == 1 or strides == apart):
         return problem
-    return Strided(
-        *(problem.m, problem.n, problem.k, problem.layout, problem.beta, problem.math), *leads, *aligned
-    )
+    words: dict[str, Any] = dict(zip(("lda", "ldb", "ldc"), leads, strict=True))
+    words |= zip(("align_a", "align_b", "align_c"), aligned, strict=True)
+    if problem.batch > 1:
+        words |= zip(("stride_a", "stride_b", "stride_c"), strides, strict=True)
+    return Strided(**vars(problem), **words)
 
 
 def scalar(name: str, value: Any) -> float:
@@ -219,22 +253,29 @@ def stream_pointer(stream: Any) -> int:
     )
 
 
-def _overlap(factor: Operand, factor_lead: int, out: Operand, out_lead: int) -> bool:
-    """Return whether two matrices may share an element; with equal rows they may lie side by side."""
-    if factor.address >= out.address + _span(out, out_lead) or out.address >= factor.address + _span(
-        factor, factor_lead
-    ):
+def _overlap(
+    factor: Operand,
+    factor_lead: int,
+    factor_stride: int,
+    out: Operand,
+    out_lead: int,
+    out_stride: int,
+    batch: int,
+) -> bool:
+    """Return whether a factor and C may share an element; matrices with equal rows may lie side by side."""
+    factor_end = factor.address + _span(factor, factor_lead, factor_stride, batch)
+    if factor.address >= out.address + _span(out, out_lead, out_stride, batch) or out.address >= factor_end:
         return False
-    if factor_lead != out_lead:
+    if factor_lead != out_lead or batch > 1:
         return True
     between = (factor.address - out.address) // FLOAT_BYTES % out_lead
     return between < out.shape[1] or between + factor.shape[1] > out_lead
 
 
-def _span(operand: Operand, lead: int) -> int:
-    """Bytes from the first element to behind the last."""
-    rows, columns = operand.shape
-    return FLOAT_BYTES * ((rows - 1) * lead + columns)
+def _span(first: Operand, lead: int, stride: int, batch: int) -> int:
+    """Bytes from the first element of a batch to behind the last."""
+    rows, columns = first.shape
+    return FLOAT_BYTES * ((batch - 1) * stride + (rows - 1) * lead + columns)
 
 
 def kind_of(value: Any) -> str:

@@ -28,21 +28,21 @@ class Way(NamedTuple):
         a_bytes: From the first element of A to behind its last.
         b_bytes: The same of B.
         c_bytes: The same of C.
-        shape: Of C.
+        shape: Of C as it is returned.
     """
 
     enqueue: Enqueue
     a_bytes: int
     b_bytes: int
     c_bytes: int
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, enqueue: Enqueue, a: Operand, b: Operand, c: Operand) -> Way | None:
+    def of(cls, enqueue: Enqueue, a: Operand, b: Operand, c: Operand, shape: tuple[int, ...]) -> Way | None:
         """Return the way of operands that were multiplied; None where it holds for these addresses alone."""
         if (a.address | b.address | c.address) & _UNALIGNED:
             return None
-        return cls(enqueue, _bytes(a), _bytes(b), _bytes(c), c.shape)  # type: ignore[arg-type]  # C is a matrix
+        return cls(enqueue, _bytes(a), _bytes(b), _bytes(c), shape)
 
     def apart(self, a: int, b: int, c: int) -> bool:
         """Return whether operands at these addresses are there, aligned, and C lies apart from the others."""

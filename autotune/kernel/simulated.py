@@ -104,15 +104,15 @@ class SimulatedLaunch:
         from autotune.simulator.launches import run_launch, workspace_of
 
         problem, launch = self._source.problem, self._source.launch
-        facts: dict[Argument, tuple[int, tuple[int, int], int]] = {
-            "a": (a, problem.a_shape, problem.lda),
-            "b": (b, problem.b_shape, problem.ldb),
-            "c": (c, problem.c_shape, problem.ldc),
+        facts: dict[Argument, tuple[int, tuple[int, int], int, int]] = {
+            "a": (a, problem.a_shape, problem.lda, problem.stride_a),
+            "b": (b, problem.b_shape, problem.ldb, problem.stride_b),
+            "c": (c, problem.c_shape, problem.ldc, problem.stride_c),
         }
         taken = {name for each in launch.kernels for name in each.arguments}
         places = {
-            name: (address, (rows - 1) * lead + columns)
-            for name, (address, (rows, columns), lead) in facts.items()
+            name: (address, (problem.batch - 1) * stride + (rows - 1) * lead + columns)
+            for name, (address, (rows, columns), lead, stride) in facts.items()
             if name in taken
         }
         scalars: dict[Argument, np.float32] = {"alpha": np.float32(alpha), "beta": np.float32(beta)}

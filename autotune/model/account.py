@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autotune.errors import DeviceError
 from autotune.values.device import Device
-from autotune.values.problem import FLOAT_BYTES, Math, Problem
+from autotune.values.problem import Math, Problem
 
 
 def global_loads(k: int, BM: int, BN: int) -> float:
@@ -74,7 +74,7 @@ def roofline_ms(problem: Problem, device: Device) -> float:
 
 def traffic_bytes(problem: Problem) -> int:
     """Count the bytes that device memory must move: A, B and C once, C twice with beta."""
-    return problem.operand_bytes + (FLOAT_BYTES * problem.m * problem.n if problem.beta else 0)
+    return problem.operand_bytes + (problem.c_bytes if problem.beta else 0)
 
 
 def _require_speeds(device: Device, math: Math) -> None:

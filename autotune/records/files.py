@@ -27,7 +27,7 @@ MOST_BYTES = 4 << 20  # of one record; a real one has some ten thousand
 LEARNED = "learned.json"  # beside the records of a device: what was learned of it
 _NAME = re.compile(
     r"(?P<family>\w+?)_f32_(?P<layout>\w\w)_m(?P<m>\d{1,10})_n(?P<n>\d{1,10})_k(?P<k>\d{1,10})"
-    r"_beta(?P<beta>[01])_(?P<math>\w+)\.json"
+    r"(?:_batch(?P<batch>\d{1,10}))?_beta(?P<beta>[01])_(?P<math>\w+)\.json"
 )
 
 
@@ -129,9 +129,9 @@ def filed(folder: Path) -> list[Filed]:
             match = _NAME.fullmatch(name)
             if match is None:
                 continue
-            m, n, k, beta = (int(match[part]) for part in ("m", "n", "k", "beta"))
+            m, n, k, beta, batch = (int(match[part] or 1) for part in ("m", "n", "k", "beta", "batch"))
             with suppress(ProblemError):
-                problem = Problem(m, n, k, match["layout"], beta, match["math"])  # type: ignore[arg-type]
+                problem = Problem(m, n, k, match["layout"], beta, match["math"], batch)  # type: ignore[arg-type]
                 found.append(Filed(folder / name, match["family"], problem))
     return found
 

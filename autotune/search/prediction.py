@@ -122,13 +122,13 @@ def features(
         else:
             found[name] = part
     if {"tiles", "split_k", "tiles_k"} <= found.keys():
-        found["waves"] = found["tiles"] * found["split_k"] / device.sm_count
+        found["waves"] = problem.batch * found["tiles"] * found["split_k"] / device.sm_count
         found["steps"] = found["tiles_k"] / found["split_k"]
     if {"tiles", "BM", "BN"} <= found.keys():
         found["fill"] = problem.m * problem.n / (found["tiles"] * found["BM"] * found["BN"])
     for name, stride in (("lda", problem.lda), ("ldb", problem.ldb), ("ldc", problem.ldc)):
         found[f"{name}_divisor"] = math.gcd(stride, 16)
-    for name in ("m", "n", "k"):
+    for name in ("m", "n", "k", "batch"):
         found[f"log2_{name}"] = math.log2(getattr(problem, name))
     found["transposed_a"], found["transposed_b"] = (int(letter == "t") for letter in problem.layout)
     found["beta"] = problem.beta

@@ -19,6 +19,7 @@ from autotune.space.file import Heading, read_heading, read_space_file
 from autotune.space.statements import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
+from autotune.values.measurement import Launch
 from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
@@ -422,12 +423,16 @@ class Space:
             columns[name] = words[column] if name in self._file.words else column
         return columns
 
-    def launch(self, config: Config, problem: Problem, device: Device) -> tuple[int, int, int, int]:
-        """Return blocks of the grid, threads of a block, bytes of dynamic shared memory and of workspace."""
-        numbers = self._numbers(config, problem, device)
-        grid, block, shared = (int(part(numbers)) for part in self._file.launch)
-        needed = self._file.workspace_bytes
-        return grid, block, shared, 0 if needed is None else int(needed(numbers))
+    def launch(self, config: Config, problem: Problem, device: Device) -> Launch:
+        """Return how the kernel of a config is launched; its name is the family's."""
+        numbers, file = self._numbers(config, problem, device), self._file
+        blocks, threads, shared_bytes = (int(part(numbers)) for part in file.launch)
+        grid_y, grid_z, block_y = (
+            1 if part is None else int(part(numbers)) for part in (file.grid_y, file.grid_z, file.block_y)
+        )
+        workspace_bytes = 0 if file.workspace_bytes is None else int(file.workspace_bytes(numbers))
+        block = (threads // block_y, block_y, 1)
+        return Launch.of(self.family, (blocks, grid_y, grid_z), block, shared_bytes, workspace_bytes)
 
     @property
     def math(self) -> Math:
@@ -456,11 +461,6 @@ class Space:
             return False
         when = self._heading.serves_when
         return when is None or bool(when(_facts(self._heading.codes, problem, device)))
-
-    def block_y(self, config: Config, problem: Problem, device: Device) -> int:
-        """Return the rows into which the threads of a block are arranged."""
-        rows = self._file.block_y
-        return 1 if rows is None else int(rows(self._numbers(config, problem, device)))
 
     def _numbers(self, config: Config, problem: Problem, device: Device) -> dict[str, Any]:
         """Return the integer of every name, words as their codes; the same for one config is kept."""

@@ -18,6 +18,7 @@ from autotune.values.problem import MATHS
 Value = int | str
 FACTS = (
     *("m", "n", "k", "lda", "ldb", "ldc", "align_a", "align_b", "align_c"),
+    *("batch", "stride_a", "stride_b", "stride_c"),
     *("beta", "math", "layout_a", "layout_b"),
 )
 LIMITS = (
@@ -33,7 +34,7 @@ LIMITS = (
     "l2_bytes",
 )
 LAUNCH = ("grid", "block", "shared_bytes")
-OPTIONAL = ("block_y", "workspace_bytes")  # may be left out of [launch]
+OPTIONAL = ("grid_y", "grid_z", "block_y", "workspace_bytes")  # may be left out of [launch]
 SERVES = ("math", "when")
 TEMPLATE_NAMES = ("family", "config_id", "template_digest", "layout")  # what rendering adds
 _KEYS = {
@@ -50,6 +51,7 @@ HEAD = ("family", "summary", "model", "adapts", "uses", "serves")
 _SECTIONS = (*HEAD, "extends", "template", *_KEYS, "launch", "presets", "ladder")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
+_ONE_PRODUCT = {"expr": "batch == 1", "reason": "without grid_z in [launch] a family computes no batches"}
 
 
 class Rule(NamedTuple):
@@ -81,6 +83,8 @@ class SpaceFile:
         derived: Name to its expression, each over earlier names.
         rules: Constraints, then search rules.
         launch: Blocks, threads of a block, bytes of dynamic shared memory.
+        grid_y: Blocks along y; None for one.
+        grid_z: Blocks along z; None for one, and for a family that computes no batches.
         block_y: Rows into which the threads of a block are arranged; None for one.
         workspace_bytes: Bytes of workspace that a launch needs; None for none.
         serves: Arithmetic that the family computes when nothing else is asked for; None for no such family.
@@ -107,6 +111,8 @@ class SpaceFile:
     derived: dict[str, Expression]
     rules: tuple[Rule, ...]
     launch: tuple[Expression, ...]
+    grid_y: Expression | None
+    grid_z: Expression | None
     block_y: Expression | None
     workspace_bytes: Expression | None
     serves: str | None
@@ -178,22 +184,23 @@ class Reader:
             self._require_free(name, "derived")
             self.derived[name] = self._expression(entry, "expr", f"derived.{name}")
             self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
-        rules = tuple(
-            self._rule(section, name, entry)
-            for section in ("constraints", "search")
-            for name, entry in self._table(section).items()
-        )
         launch = self._table("launch")
+        rules, narrowing = (
+            tuple(self._rule(section, name, entry) for name, entry in self._table(section).items())
+            for section in ("constraints", "search")
+        )
         presets = self._presets(family)
         serves, serves_when = self.math(), self.when()
         said = (  # what decides which points there are and where a search starts, however it is written
             (family, serves, None if serves_when is None else serves_when.text),
             (list(self.parameters.items()), sorted(self.known.items())),
             sorted((name, expression.text) for name, expression in self.derived.items()),
-            sorted((rule.name, rule.narrows, rule.expression.text) for rule in rules),
+            sorted((rule.name, rule.narrows, rule.expression.text) for rule in (*rules, *narrowing)),
             sorted((part, " ".join(str(entry).split())) for part, entry in launch.items()),
             list(presets.items()),
         )
+        if "grid_z" not in launch:
+            rules += (self._rule("constraints", "one_product", _ONE_PRODUCT),)
         return SpaceFile(
             path=self.path,
             family=family,
@@ -208,7 +215,7 @@ class Reader:
             words=self.words,
             codes=self.codes,
             derived=self.derived,
-            rules=rules,
+            rules=(*rules, *narrowing),
             launch=tuple(self._expression(launch, part, "launch") for part in LAUNCH),
             **{
                 part: self._expression(launch, part, "launch") if part in launch else None

@@ -47,7 +47,7 @@ from autotune.values.problem import Problem
 LOGS = "learning"  # folder of records that `autotune learn` searches in, inside the user's folder
 TABLE = "measured.csv.gz"
 TABLE_LIMIT = 64 << 20  # bytes, unpacked
-COLUMNS = ("family", "m", "n", "k", "layout", "beta", "math", "median_ms", "config")
+COLUMNS = ("family", "m", "n", "k", "layout", "beta", "math", "batch", "median_ms", "config")
 FEWEST = 12  # problems of a family: with fewer nothing is learned
 FOLDS = 6
 TREES = 400
@@ -170,7 +170,8 @@ def write_table(path: Path, found: Mapping[str, Sequence[Measured]], spaces: Seq
             p = each.problem
             for config, ms in zip(each.configs, each.times, strict=True):
                 choice = " ".join(f"{name}={value}" for name, value in config.items())
-                table.writerow((family, p.m, p.n, p.k, p.layout, p.beta, p.math, f"{ms:.6g}", choice))
+                what = (p.m, p.n, p.k, p.layout, p.beta, p.math, p.batch)
+                table.writerow((family, *what, f"{ms:.6g}", choice))
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as file:
         file.write(text.getvalue().encode())
@@ -196,7 +197,11 @@ def read_table(
     heads = [line.split() for line in lines if line.startswith("#")]
     current = {head[1] for head in heads if len(head) == 4 and (head[2], head[3]) in digests.get(head[1], ())}
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
-    if tuple(rows.fieldnames or ()) != COLUMNS:
+    have = tuple(rows.fieldnames or ())
+    if have not in (
+        COLUMNS,
+        tuple(name for name in COLUMNS if name != "batch"),
+    ):  # older ones have no batches
         raise RecordError(f"{path}: its columns are not {', '.join(COLUMNS)}")
     for number, row in enumerate(rows, 1):
         if row["family"] in current:
@@ -208,7 +213,8 @@ def read_table(
 
 def _trial(row: Mapping[str, str]) -> tuple[Problem, Config, float]:
     m, n, k, beta = (int(row[name]) for name in ("m", "n", "k", "beta"))
-    problem = Problem(m, n, k, row["layout"], beta, row["math"])  # type: ignore[arg-type]
+    layout, math = row["layout"], row["math"]
+    problem = Problem(m, n, k, layout, beta, math, int(row.get("batch", 1)))  # type: ignore[arg-type]
     pairs = (pair.split("=") for pair in row["config"].split(" "))
     config = Config({name: int(value) if value.isdigit() else value for name, value in pairs})
     ms = float(row["median_ms"])

@@ -97,7 +97,7 @@ def distance(one: Problem, other: Problem) -> float:
     """Return how far two problems are apart: the sum of the logarithms of their extents' ratios."""
     extents = sum(
         abs(math.log(ours / theirs))
-        for ours, theirs in ((one.m, other.m), (one.n, other.n), (one.k, other.k))
+        for ours, theirs in ((one.m, other.m), (one.n, other.n), (one.k, other.k), (one.batch, other.batch))
     )
     return extents + _OTHER_LAYOUT * (one.layout != other.layout) + _OTHER_BETA * (one.beta != other.beta)
 

@@ -19,12 +19,14 @@ class Limit:
         pattern: Regular expression that the whole string matches.
         decimals: Decimals to write, or four significant digits where those are more.
             Without it a float is written with six significant digits.
+        omitted: The key is left out of a file where the value is the default.
     """
 
     least: float | None = None
     above: float | None = None
     pattern: str | None = None
     decimals: int | None = None
+    omitted: bool = False
 
 
 class ReadOnly(Mapping[str, V]):

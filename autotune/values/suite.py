@@ -29,6 +29,7 @@ class _Entry:
     n: int
     k: int
     layout: str = "nn"
+    batch: int = 1
     alpha: float = 1.0
     beta: float = 0.0
     group: _Word = "all"
@@ -115,7 +116,8 @@ def _shape(value: Any, number: int, path: Path) -> Shape:
     if alpha == 0.0:
         raise UsageError(f"{where}: alpha = 0 multiplies nothing: give another number")
     try:
-        problem = Problem(entry.m, entry.n, entry.k, entry.layout, int(beta != 0.0))  # type: ignore[arg-type]
+        layout: Any = entry.layout
+        problem = Problem(entry.m, entry.n, entry.k, layout, int(beta != 0.0), batch=entry.batch)
     except ProblemError as error:
         raise UsageError(f"{where}: {error}") from None
     return Shape(entry.id, problem, alpha, beta, entry.group, entry.why)

@@ -105,6 +105,13 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+@cache
+def _omitted(kind: Any) -> dict[str, Any]:
+    """The keys that a file leaves out where they have these, their defaults."""
+    hints = _hints(kind)
+    return {field.name: field.default for field in fields(kind) if _bare(hints[field.name])[1].omitted}
+
+
 def _completed(value: dict[str, object], kind: Any, defaults: bool, others: bool) -> dict[str, object]:
     known = {field.name: field.default for field in fields(kind)}
     given = {key: item for key, item in value.items() if key in known or not others}
@@ -165,6 +172,7 @@ def _read(value: object, hint: Any, at: str) -> object:
 
 def _read_object(value: dict[str, object], kind: Any, at: str) -> object:
     hints = _hints(kind)
+    value = _omitted(kind) | value
     missing = [f"missing key {key!r}" for key in hints if key not in value]
     unknown = [f"unknown key {reprlib.repr(key)}" for key in value if key not in hints]
     if missing or unknown:
@@ -232,10 +240,13 @@ def _got(value: object) -> str:
 
 def _plain(value: object, decimals: int | None) -> object:
     if is_dataclass(value):
-        hints = _hints(cast(type, type(value)))
+        kind = cast(type, type(value))
+        hints, omitted = _hints(kind), _omitted(kind)
+        held = {field.name: getattr(value, field.name) for field in fields(value)}
         return {
-            field.name: _plain(getattr(value, field.name), _decimals(hints[field.name]))
-            for field in fields(value)
+            name: _plain(item, _decimals(hints[name]))
+            for name, item in held.items()
+            if name not in omitted or item != omitted[name]
         }
     if isinstance(value, Mapping):
         return {key: _plain(item, decimals) for key, item in value.items()}

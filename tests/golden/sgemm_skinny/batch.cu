@@ -1,0 +1,331 @@
+// sgemm_skinny: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
+// config   vec_a4-vec_b4-LK8-TW4-warps_w4-warps_k1-blocks_per_sm4-unroll_k1-BK64-stages2-exact-min_blocks4
+// template
+
+// The problem. B has the wide extent of C and is read once from memory; A has the narrow one and is kept close.
+constexpr int wide = 1024;  // columns of C
+constexpr int narrow = 8;  // rows of C
+constexpr int k = 2048;  // length of a dot product
+constexpr long long ldw = 2048, ldn = 2048, ldc = 1024;  // floats from one stored row of B, A, C to the next
+
+// The choice.
+constexpr int TW = 4;  // wide outputs of one thread; it has all narrow ones to each
+constexpr int LW = 4, LK = 8;  // lanes of a warp
+constexpr int warps_w = 4, warps_k = 1;  // warps of a block
+constexpr int BK = 64;  // depth of one step along k
+constexpr int unroll_k = 1;  // quads of k that a thread loads together
+constexpr int stages = 2;  // sets of them in registers
+constexpr int vec_w = 4, vec_n = 4;  // floats per global load of B, of A
+constexpr int split_k = 8;  // slices of k
+
+// What follows from it.
+constexpr int VW = 1, VK = 4;  // contiguous wide outputs and k's of a thread
+constexpr int WW = LW * TW, BW = warps_w * WW;  // wide outputs of a warp, of a block
+constexpr int num_threads = 32 * warps_w * warps_k;
+constexpr int quads_k = 4 * LK;  // k's of a warp's quads
+constexpr int turn_k = warps_k * unroll_k * quads_k;  // k's that a block's warps take in turn
+constexpr int turns = BK / turn_k;
+constexpr int tiles = 16, tiles_k = 32;  // block tiles along the wide extent, steps along k
+constexpr int Ns_row = BK;  // floats from one shared row of A to the next
+constexpr int Ns_stage = narrow * Ns_row;  // floats of one of its two buffers
+constexpr int sums_row = BW + 4;  // floats from one shared row of sums to the next
+constexpr int pass_rows = 8;  // rows of sums that shared memory holds for every warp along k
+constexpr int outputs = narrow * BW;
+
+static_assert(LW * LK == 32, "a warp has 32 lanes");
+static_assert(TW % VW == 0, "whole fragments fill a thread's outputs");
+static_assert(BK % turn_k == 0 && turns % stages == 0, "whole turns fill a step, and sets take turns in it");
+static_assert(ldw % vec_w == 0 && ldn % vec_n == 0, "vectors are aligned in every row");
+static_assert(wide % BW == 0, "tiles end at the edge of C");
+static_assert(num_threads <= 1024, "a block has at most 1024 threads");
+
+// `width` floats that move in one instruction.
+template <int width>
+struct alignas(4 * width) Vector {
+    float lane[width];
+};
+
+__device__ __forceinline__ unsigned shared_address(const float* pointer)
+{
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Start copying `bytes` bytes from global to shared memory; zeros arrive instead where `inside` is false.
+template <int bytes>
+__device__ __forceinline__ void cp_async(unsigned to, const float* from, bool inside = true)
+{
+    if constexpr (bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(inside ? bytes : 0) : "memory");
+}
+
+// Close the group of copies started since the last commit.
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Wait until at most `pending` groups of this thread are still on their way.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// Load past L1 what is read once. Not by the read-only path: such a load may sink below a barrier.
+template <int width>
+__device__ __forceinline__ Vector<width> load_once(const float* from)
+{
+    Vector<width> to;
+    if constexpr (width == 4)
+        asm volatile("ld.global.L1::no_allocate.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3]) : "l"(from));
+    else if constexpr (width == 2)
+        asm volatile("ld.global.L1::no_allocate.v2.f32 { %0, %1 }, [%2];" : "=f"(to.lane[0]), "=f"(to.lane[1]) : "l"(from));
+    else
+        asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from));
+    return to;
+}
+
+// Load what another block wrote: from L2, since L1 does not know of it.
+template <int width>
+__device__ __forceinline__ Vector<width> load_partial(const float* from)
+{
+    Vector<width> to;
+    if constexpr (width == 4)
+        asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3]) : "l"(from));
+    else
+        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from));
+    return to;
+}
+
+// Sums that a lane keeps when `lanes` lanes add up `sums` each: half of them goes to each lane of a pair while they are even.
+__device__ constexpr int kept_sums(int sums, int lanes)
+{
+    return lanes == 1 ? sums : kept_sums(sums % 2 ? sums : sums / 2, lanes / 2);
+}
+
+// Add the sums of a warp's lanes along k. A lane ends with kept_sums of them, acc[0] being sum number `first` of
+// before; lanes that end with the same ones have but one `owner`.
+template <int sums, int lanes, int all>
+__device__ __forceinline__ void sum_lanes(float (&acc)[all], int lane_k, int& first, bool& owner)
+{
+    if constexpr (lanes > 1) {
+        const bool upper = lane_k & (lanes / 2);
+        if constexpr (sums % 2 == 0) {
+            #pragma unroll
+            for (int i = 0; i < sums / 2; ++i) {
+                const float kept = upper ? acc[i + sums / 2] : acc[i], given = upper ? acc[i] : acc[i + sums / 2];
+                acc[i] = kept + __shfl_xor_sync(0xffffffffu, given, lanes / 2 * LW);
+            }
+            first += upper ? sums / 2 : 0;
+            sum_lanes<sums / 2, lanes / 2>(acc, lane_k, first, owner);
+        } else {
+            #pragma unroll
+            for (int i = 0; i < sums; ++i)
+                acc[i] += __shfl_xor_sync(0xffffffffu, acc[i], lanes / 2 * LW);
+            owner = owner && !upper;
+            sum_lanes<sums, lanes / 2>(acc, lane_k, first, owner);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 4)
+sgemm_skinny(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C,
+             float* __restrict__ workspace)
+{
+    // Each layer of the grid computes one of 4 products, whose matrices lie so many floats apart.
+    constexpr long long stride_a = 16384, stride_b = 2097152, stride_c = 8192;
+    const long long product = blockIdx.z;
+    workspace += product * 65568;  // a part for each
+    A += product * stride_a;
+    B += product * stride_b;
+    C += product * stride_c;
+
+    extern __shared__ __align__(16) float shared[];
+
+    const int thread = threadIdx.x;
+    const int warp = thread / 32, lane = thread % 32;
+    const int warp_w = warp % warps_w, warp_k = warp / warps_w;
+    const int lane_w = lane % LW, lane_k = lane / LW;
+
+    // Blocks that run together take the wide tiles of one slice of k: they share its part of A in L2.
+    const int slice = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+    const int first_step = (long long)tiles_k * slice / split_k;
+    const int end_step = (long long)tiles_k * (slice + 1) / split_k;
+
+    // A lies [narrow][k] in memory, and a step of it as [narrow][BK] in one of two buffers.
+    float* const Ns = shared;  // [2][narrow][Ns_row]
+    auto load_narrow = [&](int step, int buffer) {
+        const float* const narrow_global = A + (long long)step * BK;
+        const unsigned to = shared_address(Ns + buffer * Ns_stage);
+        #pragma unroll
+        for (int i = 0; i < narrow * BK / vec_n; i += num_threads) {
+            const int piece = i + thread;
+            const int row = piece / (BK / vec_n), kk = piece % (BK / vec_n) * vec_n;
+            if (i + num_threads <= narrow * BK / vec_n || piece < narrow * BK / vec_n)
+                cp_async<4 * vec_n>(to + 4 * (row * Ns_row + kk), narrow_global + row * ldn + kk);
+        }
+    };
+
+    // B lies [wide][k] in memory; a thread reads fragments that no other reads.
+    const int thread_k = warp_k * (unroll_k * quads_k) + lane_k * VK;  // first of its k's within a turn
+    const int thread_w = warp_w * WW + lane_w * VW;  // first of its wide outputs within the tile
+    constexpr long long stride_w = ldw, stride_k = 1;
+    const float* wide_global = B + ((long long)first_step * BK + thread_k) * stride_k;
+    wide_global += (tile * BW + thread_w) * stride_w;
+    float wide_reg[stages][unroll_k][4][TW];
+
+    // Read the quads of turn `turn`.
+    auto load_wide = [&](int stage, int turn) {
+        #pragma unroll
+        for (int u = 0; u < unroll_k; ++u)
+            #pragma unroll
+            for (int f = 0; f < TW / VW; ++f)
+                #pragma unroll
+                for (int kk = 0; kk < 4; kk += vec_w) {
+                    const int at = turn * turn_k + u * quads_k + kk * LK;
+                    const auto piece = load_once<vec_w>(wide_global + f * (LW * VW) * stride_w + at * stride_k);
+                    #pragma unroll
+                    for (int v = 0; v < vec_w; ++v)
+                        wide_reg[stage][u][kk + v][f] = piece.lane[v];
+                }
+    };
+
+    float acc[narrow * TW] = {};  // [narrow][TW]
+
+    // acc += the quads of a turn times the same k's of A.
+    auto multiply = [&](int stage, int buffer, int turn) {
+        #pragma unroll
+        for (int u = 0; u < unroll_k; ++u)
+            #pragma unroll
+            for (int i = 0; i < narrow; ++i) {
+                float narrow_reg[4];
+                #pragma unroll
+                for (int kk = 0; kk < 4; kk += VK) {
+                    const auto piece = *reinterpret_cast<const Vector<VK>*>(
+                        &Ns[buffer * Ns_stage + i * Ns_row + thread_k + turn * turn_k + u * quads_k + kk * LK]);
+                    #pragma unroll
+                    for (int v = 0; v < VK; ++v)
+                        narrow_reg[kk + v] = piece.lane[v];
+                }
+                #pragma unroll
+                for (int kk = 0; kk < 4; ++kk)
+                    #pragma unroll
+                    for (int w = 0; w < TW; ++w)
+                        acc[i * TW + w] += narrow_reg[kk] * wide_reg[stage][u][kk][w];
+            }
+    };
+
+    int step = first_step, buffer = 0;
+    load_narrow(step, buffer);
+    cp_async_commit();
+
+    // A of this step has arrived, and nobody reads that of the last one: have the next one brought there.
+    auto exchange = [&]() {
+        cp_async_wait<0>();
+        __syncthreads();
+        if (step + 1 < end_step)
+            load_narrow(step + 1, buffer ^ 1);
+        cp_async_commit();
+    };
+
+    const int whole_steps = end_step;
+    if (step < whole_steps)
+        load_wide(0, 0);
+    #pragma unroll 1
+    for (; step < whole_steps; ++step, buffer ^= 1) {
+        #pragma unroll
+        for (int turn = 0; turn < turns; ++turn) {
+            if (turn == 0)
+                exchange();
+            if (turn + 1 < turns || step + 1 < whole_steps)
+                load_wide((turn + 1) % 2, turn + 1);
+            multiply(turn % 2, buffer, turn);
+        }
+        wide_global += BK * stride_k;
+    }
+
+    // Write output (i, w) of the tile.
+    auto store = [&](int i, int w, float sum) {
+        float* const to = C + i * ldc + (tile * BW + w);
+        *to = alpha * sum;
+    };
+
+    // The workspace: a counter for each tile; from a whole line on [split_k][tiles][outputs], of which these are the tile's.
+    constexpr int counters = (tiles + 31) / 32 * 32;
+    constexpr long long slice_floats = (long long)tiles * outputs;
+    float* const partials = workspace + counters + (long long)tile * outputs;
+
+    // Add up the lanes along k, then the warps, in their order: pass_rows narrow outputs at a time.
+    float* const sums = shared;  // [warps_k][pass_rows][sums_row]
+    constexpr int kept = kept_sums(narrow * TW, LK);
+    int first = 0;
+    bool owner = true;
+    sum_lanes<narrow * TW, LK>(acc, lane_k, first, owner);
+    constexpr int width = kept % VW ? 1 : VW;  // sums that lie side by side
+    #pragma unroll
+    for (int row = 0; row < narrow; row += pass_rows) {
+        __syncthreads();  // nobody reads shared memory any more
+        #pragma unroll
+        for (int j = 0; j < kept; j += width) {
+            const int i = (first + j) / TW, w = (first + j) % TW;
+            if (!owner || i < row || i >= row + pass_rows)
+                continue;
+            Vector<width> piece;
+            #pragma unroll
+            for (int v = 0; v < width; ++v)
+                piece.lane[v] = acc[j + v];
+            const int at = (warp_k * pass_rows + i - row) * sums_row + thread_w + w / VW * (LW * VW) + w % VW;
+            *reinterpret_cast<Vector<width>*>(&sums[at]) = piece;
+        }
+        __syncthreads();
+        const int rows = min(pass_rows, narrow - row);
+        #pragma unroll 4
+        for (int o = thread; o < rows * BW; o += num_threads) {
+            const int i = o / BW, w = o % BW;
+            float sum = sums[i * sums_row + w];
+            #pragma unroll
+            for (int other = 1; other < warps_k; ++other)
+                sum += sums[(other * pass_rows + i) * sums_row + w];
+            partials[slice * slice_floats + (row + i) * BW + w] = sum;
+        }
+    }
+
+    // The block that finishes a tile last adds up its slices, in their order, and leaves the counter at zero.
+    __syncthreads();  // the partial sums of this slice are written
+    unsigned done = 0;
+    if (thread == 0)
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                     : "=r"(done) : "l"(reinterpret_cast<unsigned*>(workspace) + tile), "n"(split_k - 1) : "memory");
+    if (!__syncthreads_or(done == split_k - 1))
+        return;
+
+    constexpr int vec_o = 4, batch = 1;  // outputs of a vector, vectors that a thread adds up together
+    #pragma unroll 1
+    for (int first_o = thread * vec_o; first_o < outputs; first_o += batch * num_threads * vec_o) {
+        Vector<vec_o> total[batch] = {};
+        #pragma unroll 16
+        for (int other = 0; other < split_k; ++other)
+            #pragma unroll
+            for (int b = 0; b < batch; ++b) {
+                const int o = first_o + b * (num_threads * vec_o);
+                if (outputs % (batch * num_threads * vec_o) != 0 && o >= outputs)
+                    continue;
+                const auto piece = load_partial<vec_o>(partials + other * slice_floats + o);
+                #pragma unroll
+                for (int v = 0; v < vec_o; ++v)
+                    total[b].lane[v] += piece.lane[v];
+            }
+        #pragma unroll
+        for (int b = 0; b < batch; ++b)
+            #pragma unroll
+            for (int v = 0; v < vec_o; ++v) {
+                const int o = first_o + b * (num_threads * vec_o) + v;
+                if (outputs % (batch * num_threads * vec_o) == 0 || o < outputs)
+                    store(o / BW, o % BW, total[b].lane[v]);
+            }
+    }
+}
