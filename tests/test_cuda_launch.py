@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel import captures
+from autotune.kernel import captures, workspaces
 from autotune.kernel.cuda import CudaLaunch, CudaMachine, driver_version
 from autotune.values.measurement import KernelLaunch, Launch
 
@@ -113,7 +113,9 @@ class Captured:
 def captured(monkeypatch):
     driver = Captured()
     monkeypatch.setattr(captures, "_driver", lambda: driver)
-    monkeypatch.setattr("autotune.kernel.cuda.graphs", captures.Graphs())
+    monkeypatch.setattr(workspaces, "graphs", captures.Graphs())
+    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(workspaces, "_spare", {})
     return driver
 
 
@@ -136,7 +138,9 @@ def test_the_arguments_arrive(launch):
     ]
 
 
-def test_a_sequence_is_launched_in_order_each_kernel_with_its_own_arguments():
+def test_a_sequence_is_launched_in_order_each_kernel_with_its_own_arguments(monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setattr("cupy.cuda.Memory", Memory)
     kernels = (
         KernelLaunch("scan", (3, 1, 1), (64, 1, 1), 0, ("b", "workspace")),
         KernelLaunch("product", (7, 1, 2), (32, 4, 1), 49152, ("a", "c", "beta")),
@@ -157,10 +161,9 @@ def test_a_sequence_is_launched_in_order_each_kernel_with_its_own_arguments():
     runtime = Runtime()
     driver = SimpleNamespace(launchKernel=note, CUDADriverError=DriverError)
     enqueue = CudaLaunch(0, Launch(kernels, 512), [1000, 2000], driver, runtime)
-    enqueue.workspace = lambda stream: 4096
     enqueue(4, 5, 6, 1.0, 0.5, 7)
     assert launches == [
-        ([1000, 3, 1, 1, 64, 1, 1, 0], 7, [5, 4096]),
+        ([1000, 3, 1, 1, 64, 1, 1, 0], 7, [5, Memory.count << 32]),
         ([2000, 7, 1, 2, 32, 4, 1, 49152], 7, [4, 6, 0.5]),
     ]
 
@@ -215,7 +218,7 @@ class Memory:
 
     def __init__(self, size):
         Memory.count += 1
-        self.size, self.ptr = size, 4096 * Memory.count
+        self.size, self.ptr = size, Memory.count << 32
 
 
 @pytest.fixture
@@ -239,6 +242,42 @@ def test_each_stream_has_a_workspace_zeroed_once(working):
 
 def places(driver):
     return [launched[-1] for launched in driver.launches]
+
+
+def more(driver, runtime, size):
+    """Another kernel, of a larger workspace."""
+    return CudaLaunch(0, Launch.of("sgemm", *SHAPE, size), [1000], driver, runtime)
+
+
+def test_kernels_of_a_stream_share_memory_in_turns(working):
+    """Each has a place of its own as long as there is room, then takes over what others had, zeroed anew."""
+    enqueue, driver, runtime = working
+    before, size = Memory.count, 5 << 20
+    kernels = [enqueue, *(more(driver, runtime, size) for _ in range(20))]
+    for kernel in kernels:
+        kernel(4, 5, 6, 1.0, 0.0, 7)
+    assert (Memory.count - before) * size <= workspaces.LIMIT_BYTES + size
+    assert len(runtime.zeroed) == len(kernels)
+    kernels[-1](4, 5, 6, 1.0, 0.0, 7)
+    assert len(runtime.zeroed) == len(kernels)  # its place is still there
+    enqueue(4, 5, 6, 1.0, 0.0, 7)
+    assert runtime.zeroed[-1] == (places(driver)[-1], 0, 512, 7)
+    latest = {place: size for place, _, size, _ in runtime.zeroed[-3:]}
+    assert all(a + latest[a] <= b for a, b in itertools.pairwise(sorted(latest)))
+
+
+def test_a_kernel_that_needs_more_than_the_limit_has_it(working):
+    _, driver, runtime = working
+    large = more(driver, runtime, 3 * workspaces.LIMIT_BYTES)
+    small = more(driver, runtime, 512)
+    for kernel in (small, large, small, large):
+        kernel(4, 5, 6, 1.0, 0.0, 7)
+    assert [size for _, _, size, _ in runtime.zeroed] == [
+        512,
+        3 * workspaces.LIMIT_BYTES,
+        512,
+        large._workspace_bytes,
+    ]
 
 
 def test_a_captured_stream_has_a_workspace_of_its_graph_called_before_or_not(working, captured):
@@ -284,23 +323,21 @@ def test_the_workspace_of_a_graph_that_is_gone_serves_the_next_one(working, capt
             captured.destroy(number - 2)
     assert Memory.count - before <= 4
     assert all(one != two for one, two in itertools.pairwise(places(driver)))
-    assert len(enqueue._workspaces.made) <= 3
+    assert len(workspaces._made) <= 3
 
 
 def test_a_graph_keeps_a_kernel_that_was_dropped(working, captured):
-    from autotune.kernel import cuda
-
     _, driver, runtime = working
     enqueue = CudaLaunch(0, Launch.of("sgemm", *SHAPE, 512), [1000], driver, runtime)
     runtime.capturing, captured.graphs = {7}, {7: (1, 0xA)}
     enqueue(4, 5, 6, 1.0, 0.0, 7)
     alive = weakref.ref(enqueue)
     del enqueue
-    cuda.graphs.sweep()
+    workspaces.graphs.sweep()
     gc.collect()
     assert alive() is not None
     captured.destroy(0xA)
-    cuda.graphs.sweep()
+    workspaces.graphs.sweep()
     gc.collect()
     assert alive() is None
 
@@ -361,10 +398,10 @@ def test_a_fault_of_the_process_is_not_said_of_the_kernel(monkeypatch):
 
         return fail
 
-    monkeypatch.setattr(cuda, "_current", current(700))
+    monkeypatch.setattr(cuda, "current", current(700))
     with pytest.raises(runtime.CUDARuntimeError, match="cudaErrorIllegalAddress"):
         cuda.loaded(0, source, b"")
-    monkeypatch.setattr(cuda, "_current", current(98))
+    monkeypatch.setattr(cuda, "current", current(98))
     with pytest.raises(DeviceError, match="GPU 0 does not load kernel BM64: cudaErrorInvalidDeviceFunction"):
         cuda.loaded(0, source, b"")
 

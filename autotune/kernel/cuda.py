@@ -7,21 +7,22 @@ converted.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.captures import capture_of, graphs, is_capturing, relaxed
-from autotune.kernel.libraries import PER_THREAD_DEFAULT, Taken, cupy_stream, take
+from autotune.kernel.captures import is_capturing
+from autotune.kernel.libraries import Taken, cupy_stream, take
 from autotune.kernel.once import Once
+from autotune.kernel.workspaces import current, workspaces_of
 from autotune.values.device import Device, current_device
 from autotune.values.faults import known_fault
 from autotune.values.measurement import Argument, KernelLaunch, Launch
@@ -29,6 +30,7 @@ from autotune.values.measurement import Argument, KernelLaunch, Launch
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 _INVALID_CONTEXT = 201  # CUresult
 _PLACES: dict[Argument, int] = {"a": 0, "b": 8, "c": 16, "workspace": 24, "alpha": 32, "beta": 36}
+_numbers = itertools.count()  # of loaded kernels
 
 
 class CudaMachine:
@@ -150,7 +152,7 @@ def loaded(ordinal: int, source: Source, cubin: bytes) -> CudaLaunch:
 
     launch = source.launch
     try:
-        with _current(runtime, ordinal):
+        with current(runtime, ordinal):
             module = Module()
             module.load(cubin)
             functions = [module.get_function(each.entry) for each in launch.kernels]
@@ -196,8 +198,7 @@ class CudaLaunch:
         self._errors: tuple[type[Exception], ...] = (driver.CUDADriverError, runtime.CUDARuntimeError)
         self._runtime = runtime
         self._kept = kept
-        self._workspaces: Once[Any, Any] = Once()
-        self._spare: list[Any] = []
+        self._number = next(_numbers)
         self._buffers: list[_Arguments] = []
 
     def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
@@ -226,13 +227,21 @@ class CudaLaunch:
         scalars[0] = alpha
         scalars[1] = beta
         if self._workspace_bytes:
-            addresses[3] = self.workspace(stream)
-        for geometry, pointers in zip(self._geometries, arguments.pointers, strict=True):
-            try:
-                self._launch_kernel(*geometry, stream, pointers, 0)
-            except self._errors as error:
-                self._launch_again(error, geometry, stream, pointers)
+            workspaces = workspaces_of(self._runtime, self._ordinal, stream, self)
+            with workspaces.lock:
+                addresses[3] = workspaces.place(self._number, self._workspace_bytes)
+                self._launch(stream, arguments)
+        else:
+            self._launch(stream, arguments)
         buffers.append(arguments)
+
+    def _launch(self, stream: int, arguments: _Arguments) -> None:
+        pointers = arguments.pointers
+        for number, geometry in enumerate(self._geometries):
+            try:
+                self._launch_kernel(*geometry, stream, pointers[number], 0)
+            except self._errors as error:
+                self._launch_again(error, geometry, stream, pointers[number])
 
     def _launch_again(self, error: Exception, geometry: tuple[int, ...], stream: int, pointers: int) -> None:
         """Make the kernel's GPU current and repeat the launch, if that can have been what was missing.
@@ -243,7 +252,7 @@ class CudaLaunch:
         try:
             elsewhere = self._runtime.getDevice() != self._ordinal
             if elsewhere or getattr(error, "status", None) == _INVALID_CONTEXT:
-                with _current(self._runtime, self._ordinal):
+                with current(self._runtime, self._ordinal):
                     self._launch_kernel(*geometry, stream, pointers, 0)
                 return
         except self._errors as again:
@@ -251,51 +260,9 @@ class CudaLaunch:
         why = known_fault(str(error)) or str(error)
         raise DeviceError(f"GPU {self._ordinal} refuses the launch on stream {stream:#x}: {why}") from None
 
-    def workspace(self, stream: int) -> int:
-        """Return the address of a stream's workspace, allocated and zeroed when it is first asked for.
-
-        While the stream is captured it is one of that graph alone, and zeroed whenever the graph runs.
-        """
-        key = (stream, threading.get_ident()) if stream == PER_THREAD_DEFAULT else stream
-        if is_capturing(self._runtime, stream):
-            capture = capture_of(stream)
-            place = (capture.number, key)
-            return int(self._workspaces(place, lambda: self._graphs_own(capture.graph, place, stream)).ptr)
-        memory = self._workspaces.made.get(key)  # without a call where it is there
-        if memory is None:
-            memory = self._workspaces(key, lambda: self._allocated(stream))
-        return int(memory.ptr)
-
-    def _allocated(self, stream: int) -> Any:
-        from cupy.cuda import Memory
-
-        with _current(self._runtime, self._ordinal):
-            memory = Memory(self._workspace_bytes)
-            self._runtime.memsetAsync(memory.ptr, 0, self._workspace_bytes, stream)
-        return memory
-
-    def _graphs_own(self, graph: int, place: tuple[Any, ...], stream: int) -> Any:
-        """Return a workspace that a graph owns, as it does this launch; what is captured first zeroes it."""
-        from cupy.cuda import Memory
-
-        with _current(self._runtime, self._ordinal):
-            graphs.sweep()
-            memory = self._spare.pop() if self._spare else Memory(self._workspace_bytes)
-            graphs.hold(graph, partial(self._give_back, place))
-            self._runtime.memsetAsync(memory.ptr, 0, self._workspace_bytes, stream)
-        return memory
-
     def __del__(self) -> None:
-        with suppress(Exception), _current(self._runtime, self._ordinal):  # others may be capturing just now
-            self._workspaces.made.clear()
-            self._spare.clear()
+        with suppress(Exception), current(self._runtime, self._ordinal):  # others may be capturing just now
             self._kept = None
-
-    def _give_back(self, place: tuple[Any, ...]) -> None:
-        """Keep the workspace of a graph that is gone for the next one."""
-        memory = self._workspaces.made.pop(place, None)
-        if memory is not None:
-            self._spare.append(memory)
 
 
 class _Arguments:
@@ -323,17 +290,3 @@ class _Arguments:
         for each in kernels:
             self.pointers.append(following)
             following += 8 * len(each.arguments)
-
-
-@contextmanager
-def _current(runtime: Any, ordinal: int) -> Iterator[None]:
-    """Make a GPU current, with its context, for this thread, and let it load and allocate in captures."""
-    before = runtime.getDevice()
-    runtime.setDevice(ordinal)
-    try:
-        with relaxed():
-            runtime.free(0)  # makes the context current; frees nothing
-            yield
-    finally:
-        if before != ordinal:
-            runtime.setDevice(before)

@@ -23,7 +23,6 @@ from autotune.values.problem import FLOAT_BYTES
 
 _ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
 _LEGACY_DEFAULT = 1  # this stream in the array interface; 0 as a handle
-PER_THREAD_DEFAULT = 2  # this handle is another stream in every thread
 
 
 class Library:

@@ -5,18 +5,20 @@ Whatever is not as it was remembered takes the long way, which refuses it in wor
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from autotune.kernel.libraries import CuPyLibrary, Library, TorchLibrary
-from autotune.kernel.operands import Operand, stream_pointer
+from autotune.kernel.operands import Operand, row_major, stream_pointer
 from autotune.values.problem import FLOAT_BYTES
 
 if TYPE_CHECKING:
     from autotune.kernel.machine import Enqueue
 
+_SEEN = 4096  # places that are remembered: beyond them addresses come anew all the time
 _UNALIGNED = 15  # bits of an address that is no multiple of 16
 
 
@@ -29,6 +31,7 @@ class Way(NamedTuple):
         b_bytes: The same of B.
         c_bytes: The same of C.
         shape: Of C as it is returned.
+        steps: Strides of a new C.
     """
 
     enqueue: Enqueue
@@ -36,21 +39,22 @@ class Way(NamedTuple):
     b_bytes: int
     c_bytes: int
     shape: tuple[int, ...]
+    steps: tuple[int, ...]
 
     @classmethod
     def of(cls, enqueue: Enqueue, a: Operand, b: Operand, c: Operand, shape: tuple[int, ...]) -> Way | None:
         """Return the way of operands that were multiplied; None where it holds for these addresses alone."""
         if (a.address | b.address | c.address) & _UNALIGNED:
             return None
-        return cls(enqueue, _bytes(a), _bytes(b), _bytes(c), shape)
+        return cls(enqueue, _bytes(a), _bytes(b), _bytes(c), shape, row_major(shape))
 
     def apart(self, a: int, b: int, c: int) -> bool:
         """Return whether operands at these addresses are there, aligned, and C lies apart from the others."""
         return (
             not (a | b | c) & _UNALIGNED
-            and 0 not in (a, b, c)
             and (a + self.a_bytes <= c or c + self.c_bytes <= a)
             and (b + self.b_bytes <= c or c + self.c_bytes <= b)
+            and 0 not in (a, b, c)
         )
 
 
@@ -74,8 +78,9 @@ class Ndarrays:
 
     def look(self, a: Any, b: Any, out: Any, words: tuple[Any, ...]) -> Hashable:
         """Return what decides how arrays are multiplied."""
-        key = (a.shape, a.strides, b.shape, b.strides, a.data.device_id, words)
-        return key if out is None else (key, out.shape, out.strides)
+        if out is None:
+            return a.shape, a.strides, b.shape, b.strides, a.data.device_id, words
+        return a.shape, a.strides, b.shape, b.strides, out.shape, out.strides, a.data.device_id, words
 
     def __call__(
         self, a: Any, b: Any, out: Any, words: tuple[Any, ...], alpha: Any, beta: Any, stream: Any
@@ -84,7 +89,10 @@ class Ndarrays:
         kinds, float32 = self.kinds, self._float32
         if type(b) not in kinds or (out is not None and type(out) not in kinds):
             return None
-        way = _found(self.ways, self.look(a, b, out, words))
+        try:
+            way = self.ways.get(self.look(a, b, out, words))
+        except TypeError:  # a word of a wrong type
+            return None
         if (
             way is None
             or a.dtype is not float32
@@ -116,72 +124,109 @@ class Ndarrays:
 class Tensors:
     """The short way of ``torch.Tensor``.
 
+    At addresses where tensors were multiplied before, a guard of `torch.compile` says in one call whether
+    shapes, strides, dtypes, and whatever else decides are what they were; PyTorch promises none of it, and
+    without it everything is looked at in turn.
+
     Attributes:
         kinds: Types of its arrays.
         ways: What is remembered: see `look`.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, _: Library) -> None:
         import torch
 
         self.kinds: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
         self.ways: dict[Hashable, Way] = {}
-        self._stream = library.stream
-        self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._float32 = torch.float32
         self._is_grad_enabled = torch.is_grad_enabled
+        self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+            lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream)
+        )
+        self._seen: dict[tuple[Any, ...], tuple[Callable[..., bool], Way, int]] = {}
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        self._guard: Any = getattr(guards, "TensorGuards", None)
+        self._allocate: Any = getattr(guards, "_empty_strided_cuda", None)
+        self._current_device: Any = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
     def look(self, a: Any, b: Any, out: Any, words: tuple[Any, ...]) -> Hashable:
         """Return what decides how tensors are multiplied."""
-        key = (a.shape, a.stride(), b.shape, b.stride(), a.get_device(), words)
-        return key if out is None else (key, out.shape, out.stride())
+        if out is None:
+            return a.shape, a.stride(), b.shape, b.stride(), a.get_device(), words
+        return a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride(), a.get_device(), words
 
     def __call__(
         self, a: Any, b: Any, out: Any, words: tuple[Any, ...], alpha: Any, beta: Any, stream: Any
     ) -> Any:
         """Enqueue what `matmul` would, and return C; None where the long way is needed."""
-        kinds, float32 = self.kinds, self._float32
-        if type(b) not in kinds or (out is not None and type(out) not in kinds):
+        if type(alpha) is not float or type(beta) is not float or alpha == 0.0:
             return None
         try:
-            way = self.ways.get(self.look(a, b, out, words))
-        except (TypeError, RuntimeError):  # a word of a wrong type; a tensor without strides
+            if out is None:
+                places: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), words)
+                seen = self._seen.get(places)
+                if seen is None or not seen[0](a, b):
+                    return self._looked_up(a, b, None, words, alpha, beta, stream, places)
+            else:
+                places = (a.data_ptr(), b.data_ptr(), out.data_ptr(), words)
+                seen = self._seen.get(places)
+                if seen is None or not seen[0](a, b, out):
+                    return self._looked_up(a, b, out, words, alpha, beta, stream, places)
+        except (AttributeError, TypeError, RuntimeError):  # no tensors, a wrong word, one that is sparse
             return None
-        ordinal = a.get_device()
-        if (
-            way is None
-            or a.dtype is not float32
-            or b.dtype is not float32
-            or b.get_device() != ordinal
-            or type(alpha) is not float
-            or type(beta) is not float
-            or alpha == 0.0
-            or a.is_neg()
-            or b.is_neg()
-        ):
+        _, way, ordinal = seen
+        handle = self._raw_stream(ordinal) if stream is None else stream_pointer(stream)
+        if out is not None:
+            way.enqueue(places[0], places[1], places[2], alpha, beta, handle)
+            return out
+        if beta != 0.0 or stream is not None:
             return None
-        if (a.requires_grad or b.requires_grad) and self._is_grad_enabled():
-            return None
-        if stream is None:
-            handle = self._stream(a) or 0 if self._raw_stream is None else self._raw_stream(ordinal)
-        else:
-            handle = stream_pointer(stream)
-        if out is None:
-            if beta != 0.0 or stream is not None:
-                return None
-            out = a.new_empty(way.shape)
-        elif (
-            out.dtype is not float32
-            or out.get_device() != ordinal
-            or out.is_neg()
-            or (out.requires_grad and self._is_grad_enabled())
-        ):
-            return None
-        a_address, b_address, c_address = a.data_ptr(), b.data_ptr(), out.data_ptr()
-        if not way.apart(a_address, b_address, c_address):
-            return None
-        way.enqueue(a_address, b_address, c_address, alpha, beta, handle)
+        out = self._empty(a, way, ordinal)
+        way.enqueue(places[0], places[1], out.data_ptr(), alpha, beta, handle)
         return out
+
+    def _looked_up(
+        self,
+        a: Any,
+        b: Any,
+        out: Any,
+        words: tuple[Any, ...],
+        alpha: float,
+        beta: float,
+        stream: Any,
+        places: tuple[Any, ...],
+    ) -> Any:
+        """Do what `__call__` does where these tensors were not at these places before."""
+        operands = (a, b) if out is None else (a, b, out)
+        if any(type(each) not in self.kinds for each in operands):
+            return None
+        way, ordinal = self.ways.get(self.look(a, b, out, words)), a.get_device()
+        if way is None or (out is None and (beta != 0.0 or stream is not None)):
+            return None
+        wanted = self._is_grad_enabled()
+        for each in operands:
+            if (
+                each.dtype is not self._float32
+                or each.get_device() != ordinal
+                or each.is_neg()
+                or (wanted and each.requires_grad)
+            ):
+                return None
+        handle = self._raw_stream(ordinal) if stream is None else stream_pointer(stream)
+        c = self._empty(a, way, ordinal) if out is None else out
+        if not way.apart(places[0], places[1], c.data_ptr()):
+            return None
+        way.enqueue(places[0], places[1], c.data_ptr(), alpha, beta, handle)
+        if self._guard is not None and len(self._seen) < _SEEN:
+            with suppress(Exception):  # another PyTorch
+                guard = self._guard(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+                self._seen[places] = (guard.check, way, ordinal)
+        return c
+
+    def _empty(self, a: Any, way: Way, ordinal: int) -> Any:
+        if self._allocate is None or self._current_device() != ordinal:
+            return a.new_empty(way.shape)
+        return self._allocate(way.shape, way.steps, self._float32)
 
 
 Short = Ndarrays | Tensors
@@ -206,13 +251,6 @@ def remember(
     if way is not None and all(type(each) in short.kinds for each in arrays):
         of_types.update(dict.fromkeys(short.kinds, short))
         short.ways[short.look(a, b, out if given else None, words)] = way
-
-
-def _found(ways: dict[Hashable, Way], key: Hashable) -> Way | None:
-    try:
-        return ways.get(key)
-    except TypeError:  # a word of a wrong type
-        return None
 
 
 def _bytes(operand: Operand) -> int:
