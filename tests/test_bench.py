@@ -659,7 +659,7 @@ def test_records_are_hidden_when_asked(root, monkeypatch, tmp_path):
 
 def test_a_prediction_does_not_look_at_hidden_records(root, monkeypatch):
     looked = []
-    monkeypatch.setattr("autotune.tuning.prediction._looked_at", lambda store, file: looked.append(file))
+    monkeypatch.setattr("autotune.tuning.prediction._config_of", lambda _, file: looked.append(file))
     near = Shape.of(replace(SMALL, m=60))
     bench([near, Shape.of(SMALL)], root=root, predicted=True, service=STUB)
     assert looked

@@ -34,6 +34,22 @@ def first(root, **words):
 # --- the order ---
 
 
+def test_what_takes_its_time_begins_before_anything_is_predicted_anew(tmp_path):
+    begun = []
+
+    def served(problem):
+        choices = Choices(problem, H200, Store(tmp_path), begin=lambda: begun.append(problem))
+        return next(choices.all()).served
+
+    assert served(PROBLEM) == "predicted"
+    assert served(PROBLEM) == "predicted"  # kept
+    assert begun == [PROBLEM]
+    other = Problem(96, 96, 96)
+    Store(tmp_path).write(made(other))
+    assert served(other) == "exact"
+    assert begun == [PROBLEM]
+
+
 def test_the_record_of_this_problem_goes_first(tmp_path):
     record = made(PROBLEM)
     Store(tmp_path).write(record)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.model.correction import Correction
+from autotune.model.correction import DEPTH, Correction
 
 TREES = [
     ["a", 2.0, ["b", 0.5, 0.1, 0.2], ["a", 3.0, -0.3, ["c", 10, 0.4, 0.5]]],
@@ -73,3 +73,31 @@ def test_a_tree_of_any_depth_ends():
         tree = ["a", 1.0, tree, 0.0]
     with pytest.raises(ValueError, match="neither a number nor"):
         Correction([tree])
+
+
+def test_many_trees_with_values_that_some_share_are_followed_alike():
+    random = np.random.default_rng(1)
+    names = ["shared", "alike", "b", "c"]
+
+    def grown(left):
+        if not left or random.random() < 0.1:
+            return float(random.normal())
+        return [str(random.choice(names)), float(random.uniform(0, 10)), grown(left - 1), grown(left - 1)]
+
+    trees = [grown(6) for _ in range(130)]
+    columns = {"shared": 4.0, "alike": np.full(50, 7.0), "b": random.uniform(0, 10, 50)}
+    columns["c"] = np.where(columns["b"] > 5, math.inf, 3.0)
+    factors = Correction(trees).factors(columns, 50)
+    for i in range(50):
+        values = {name: np.broadcast_to(column, 50)[i] for name, column in columns.items()}
+        assert factors[i] == pytest.approx(math.exp(sum(walked(tree, values) for tree in trees)))
+    assert Correction(trees).factors({name: np.zeros(0) for name in names}, 0).tolist() == []
+
+
+def test_a_tree_may_be_deep_but_not_deeper_than_the_limit():
+    tree = 1.0
+    for _ in range(DEPTH):
+        tree = ["a", 1.0, tree, 0.0]
+    assert Correction([tree]).factors({"a": 0.0}, 1) == pytest.approx([math.e])
+    with pytest.raises(ValueError, match="tree 1 is neither"):
+        Correction([0.0, ["a", 1.0, tree, 0.0]])

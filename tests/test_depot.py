@@ -67,9 +67,18 @@ def test_temporary_files_go_when_nobody_can_be_writing_them(depot):
     for path in (young, old):
         path.write_bytes(b"x")
     os.utime(old, (time.time() - 7200,) * 2)
-    depot.put("key", b"2")
+    for number in range(100):
+        depot.put("key", bytes([number]))
     assert young.exists()
     assert not old.exists()
+
+
+def test_few_of_many_puts_look_at_all_entries(depot, monkeypatch):
+    looked = []
+    monkeypatch.setattr(Depot, "entries", lambda self: looked.append(self) or [])
+    for number in range(320):
+        depot.put(f"key{number}", b"x")
+    assert 5 < len(looked) < 60
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path):

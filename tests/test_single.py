@@ -14,6 +14,7 @@ from autotune.code import pool as pools
 from autotune.code import single
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.pool import CompilePool
+from autotune.code.process import NoInterpreterError
 from autotune.code.single import compile_bounded
 from autotune.errors import Rejected, ToolchainError
 
@@ -33,6 +34,31 @@ def test_a_compile_in_a_child_gives_what_compile_text_gives(alone: single._Alone
     assert compile_bounded(broken, "scale", "sm_90") == compile_text(broken, "scale", "sm_90")
     with pytest.raises(ToolchainError, match="cannot compile for sm_35"):
         compile_bounded(SCALE, "scale", "sm_35")
+    assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+
+
+def test_the_compiler_can_begin_before_it_is_known_what_to_compile(alone: single._Alone) -> None:
+    single.begin()
+    assert alone._pool is not None
+    (worker,) = alone._pool._workers
+    single.begin()
+    assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
+    assert alone._pool._workers == [worker]
+    compiling = threading.Thread(target=lambda: [alone.__enter__(), time.sleep(0.5), alone.__exit__()])
+    compiling.start()
+    single.begin()  # which waits for no other thread
+    assert compiling.is_alive()
+    compiling.join()
+
+
+def test_a_compiler_that_cannot_begin_is_told_when_it_is_needed(
+    alone: single._Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: object) -> None:
+        raise NoInterpreterError("no interpreter")
+
+    monkeypatch.setattr(CompilePool, "warm", none)
+    single.begin()
     assert isinstance(compile_bounded(SCALE, "scale", "sm_90"), Binary)
 
 

@@ -2,8 +2,8 @@
 
 An entry is one file, named by the key and written atomically. Its first 32 bytes are the SHA-256 of key and
 content: a file that is cut, edited or under a wrong name is no entry, and is removed. When the folder exceeds
-its limit, what was not used for longest goes first. A folder that cannot be written keeps nothing and is no
-error: what is stored here can be made again.
+its limit, what was not used for longest goes first; a few entries may be beyond it for a while. A folder that
+cannot be written keeps nothing and is no error: what is stored here can be made again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ DEFAULT_MIB = 512
 FOLDER = "compiled"
 MOST_BYTES = 256 << 20  # of one entry; a large kernel has some hundred thousand
 _DIGEST_BYTES = 32
+_TURN = 16  # of so many entries one is followed by a look at all: thousands of them take some 30 ms
 _ABANDONED_S = 3600.0  # a temporary file of that age has no writer any more
 
 
@@ -71,10 +72,12 @@ class Depot:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_file(self.path(key), _digest(key, content) + content, own=True, durable=False)
+            digest = _digest(key, content)
+            write_file(self.path(key), digest + content, own=True, durable=False)
         except OSError:
             return False
-        self._drop_oldest()
+        if digest[0] % _TURN == 0 or _TURN * len(content) > self.limit_bytes:
+            self._drop_oldest()
         return True
 
     def entries(self) -> list[tuple[Path, os.stat_result]]:

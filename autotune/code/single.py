@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.pool import CompilePool
 from autotune.code.process import NoInterpreterError
-from autotune.errors import MachineFault, Rejected, ToolchainError
+from autotune.errors import AutotuneError, MachineFault, Rejected, ToolchainError
 
 ALONE_TIMEOUT_S = 120.0  # of one compile outside a search: the slowest kernels of ours take some seconds
 IDLE_S = 20.0  # after which the compiler of such compiles ends
@@ -35,6 +36,11 @@ def compile_bounded(
     return outcome
 
 
+def begin() -> None:
+    """Start the compiler of `compile_bounded`, which takes as long as choosing what to compile."""
+    _alone.begin()
+
+
 class _Alone:
     """The compiler of `compile_bounded`: one child, for one compile at a time, of one process."""
 
@@ -52,6 +58,15 @@ class _Alone:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def begin(self) -> None:
+        if self._lock.acquire(blocking=False):  # else another thread compiles
+            try:
+                self._pool = self._pool or CompilePool(1, idle_s=IDLE_S)
+                with suppress(AutotuneError):  # who compiles is told
+                    self._pool.warm()
+            finally:
+                self._lock.release()
 
     def compile(
         self, timeout_s: float, text: str, entry: str, arch: str, options: tuple[str, ...]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from autotune import records
+from autotune.code import single
 from autotune.code.compiler import Binary
 from autotune.errors import DeviceError, RecordMissing, ToolchainError, UsageError
 from autotune.kernel.choices import Choice, Choices
@@ -157,7 +158,7 @@ def load(
         DeviceError: Nothing could be loaded.
     """
     require_policy(policy)
-    choices = Choices(problem, machine.device, store, spaces=spaces)
+    choices = Choices(problem, machine.device, store, spaces=spaces, begin=single.begin)
     failed: Exception | None = None
     for choice in choices.exact() if policy == "exact" else choices.all():
         outcome = compiled(choice, machine, store.depot)

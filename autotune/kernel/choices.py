@@ -8,7 +8,7 @@ package. It takes neither GPU nor compiler.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +72,7 @@ class Choices:
         device: The GPU to compute it on.
         spaces: Families to look at; all built-in ones that serve the problem when not given.
         store: Where records are looked up.
+        begin: Called before anything is predicted anew: whatever else takes its time may begin then.
 
     Attributes:
         problem: As given.
@@ -87,6 +88,7 @@ class Choices:
         store: Store,
         *,
         spaces: Sequence[Space] | None = None,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         self.problem = problem
         self.device = device
@@ -95,6 +97,7 @@ class Choices:
             space.require_math(problem)
         self.store = store
         self._asked = spaces
+        self._begin = begin
         self._winners, self._refused = self._looked_up()
 
     def exact(self) -> Iterator[Choice]:
@@ -161,7 +164,7 @@ class Choices:
         """What the model expects to be fastest."""
         from autotune.tuning.prediction import prediction  # 10 ms, which an exact record does not need
 
-        return prediction(self.problem, self.device, self.spaces, self.store)
+        return prediction(self.problem, self.device, self.spaces, self.store, self._begin)
 
     def _looked_up(self) -> tuple[list[list[Choice]], list[str]]:
         """The records of each folder that serve the problem exactly, fastest first; and why others do not."""

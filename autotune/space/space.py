@@ -266,6 +266,7 @@ class Space:
         ordinals: dict[str, NDArray[np.int16]] = {}
         count = 1
         tree = None if tiles is None else _Tree(tiles, self.parameters)
+        columns = _Columns(self._file, facts, ordinals)
         for depth, (name, values) in enumerate(self.parameters.items()):
             remaining //= len(values)
             if count * len(values) > _MOST_POINTS:
@@ -283,14 +284,14 @@ class Space:
             ordinals = {key: column[parents] for key, column in ordinals.items()}
             ordinals[name] = chosen
             count = len(chosen)
-            columns = _Columns(self._file, facts, ordinals)
-            for rule in (rule for rule in self.rules if self._decided_at(rule) == depth):
+            columns = columns.grown(ordinals)
+            for rule in self._decided_at[depth]:
                 keep = np.broadcast_to(np.asarray(rule.expression(columns), bool), (count,))
                 left = int(np.count_nonzero(keep))
                 if left < count:
                     removed[rule] = (count - left) * remaining
                     ordinals = {key: column[keep] for key, column in ordinals.items()}
-                    columns = _Columns(self._file, facts, ordinals)
+                    columns = columns.kept(keep, ordinals)
                     count = left
                     if tree is not None:
                         tree.keep(keep)
@@ -495,8 +496,13 @@ class Space:
             left += self._file.derived[name].names - names if name in self._file.derived else ()
         return not names.isdisjoint(self._file.parameters)
 
-    def _decided_at(self, rule: Rule) -> int:
-        return max((self._depth[name] for name in rule.expression.names), default=0)
+    @cached_property
+    def _decided_at(self) -> list[list[Rule]]:
+        """The rules that each parameter decides, in the order of both."""
+        decided: list[list[Rule]] = [[] for _ in self.parameters]
+        for rule in self.rules:
+            decided[max((self._depth[name] for name in rule.expression.names), default=0)].append(rule)
+        return decided
 
 
 def _facts(codes: Mapping[str, int], problem: Problem, device: Device) -> dict[str, int]:
@@ -551,11 +557,23 @@ class _Columns(dict[str, Any]):
     """Names to columns of integers, made when an expression asks for them."""
 
     def __init__(
-        self, file: SpaceFile, facts: Mapping[str, int], ordinals: Mapping[str, NDArray[np.int16]]
+        self, file: SpaceFile, facts: Mapping[str, Any], ordinals: Mapping[str, NDArray[np.int16]]
     ) -> None:
         super().__init__(facts)
         self._file = file
         self._ordinals = ordinals
+
+    def grown(self, ordinals: Mapping[str, NDArray[np.int16]]) -> _Columns:
+        """Return those of points with one more parameter: numbers stay, columns are made again."""
+        numbers = {name: value for name, value in self.items() if not isinstance(value, np.ndarray)}
+        return _Columns(self._file, numbers, ordinals)
+
+    def kept(self, points: NDArray[np.bool_], ordinals: Mapping[str, NDArray[np.int16]]) -> _Columns:
+        """Return those of some of the points, by mask."""
+        known = {
+            name: value[points] if isinstance(value, np.ndarray) else value for name, value in self.items()
+        }
+        return _Columns(self._file, known, ordinals)
 
     def __missing__(self, name: str) -> Any:
         if name in self._file.derived:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +20,9 @@ from typing import Any
 from autotune.code.render import template_digest
 from autotune.errors import ConfigError, RecordError, SpaceError
 from autotune.model.correction import Correction
+from autotune.outside import read_bytes
 from autotune.records import Filed, Record, Store
+from autotune.records.files import MOST_BYTES
 from autotune.records.learned import (
     Learned,
     LearnedFamily,
@@ -54,13 +56,28 @@ class Prediction:
     note: str = ""
 
 
-def prediction(problem: Problem, device: Device, spaces: Sequence[Space], store: Store) -> Prediction:
-    """Predict the fastest points of some families for a problem, or return what was predicted before."""
+def prediction(
+    problem: Problem,
+    device: Device,
+    spaces: Sequence[Space],
+    store: Store,
+    begin: Callable[[], None] = lambda: None,
+) -> Prediction:
+    """Predict the fastest points of some families for a problem, or return what was predicted before.
+
+    Args:
+        problem: What is computed.
+        device: Where.
+        spaces: The families.
+        store: Of the records; what is predicted is kept beside them.
+        begin: Called before anything is predicted anew, which takes some 100 ms in a new process.
+    """
     near = _nearest(problem, device, spaces, store)
     path = learned_path(store, device) or other_learned_path(store)
     key = _key(problem, device, spaces, [*(file.path for file in near), *([path] if path else [])])
     content = store.depot.get(key)
     if content is None:
+        begin()
         content = json.dumps(_predicted(problem, device, spaces, store, near, path)).encode()
         store.depot.put(key, content)
     found = json.loads(content)
@@ -122,6 +139,18 @@ def _looked_at(store: Store, file: Filed) -> Record | None:
     return record if record is not None and record.evidence == "measured" else None
 
 
+def _config_of(store: Store, file: Filed) -> Config | None:
+    """Return the config of a record; all the rest, a hundred values, is checked where it is chosen."""
+    try:
+        value = json.loads(read_bytes(file.path, MOST_BYTES))
+        config = Config(value["config"])
+        if value["evidence"] == "measured" and {*map(type, config.values())} <= {int, str}:
+            return config
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        _looked_at(store, file)  # which says what is wrong
+    return None
+
+
 def _predicted(
     problem: Problem,
     device: Device,
@@ -132,14 +161,14 @@ def _predicted(
 ) -> dict[str, Any]:
     """Return what `prediction` keeps: points, each with the place of its winner in ``near``, and a note."""
     learned, note = _learned(path, device)
-    winners = [_looked_at(store, file) for file in near]
+    winners = [_config_of(store, file) for file in near]
     points: list[tuple[Predicted, int | None]] = []
     for space in spaces:
         family = None if learned is None else learned.families.get(space.family)
         own = {
-            Config(winner.config): place
-            for place, winner in enumerate(winners)
-            if winner is not None and winner.family == space.family
+            winner: place
+            for place, (file, winner) in enumerate(zip(near, winners, strict=True))
+            if winner is not None and file.family == space.family and winner.keys() == space.parameters.keys()
         }
         tiles = None
         if family is not None and family.tiles:
