@@ -158,7 +158,8 @@ class TorchLibrary(Library):
             raise UsageError(f"{name} is a tensor on {array.device}: {remedy}")
         if array.requires_grad and self._torch.is_grad_enabled():
             raise UsageError(
-                f"{name} requires grad, which this kernel does not compute: pass {name}.detach()"
+                f"{name} requires grad, which this call does not compute: call autotune.torch.matmul, "
+                f"or pass {name}.detach()"
             )
         if array.is_neg():
             remedy = self.idiom.instead(name, "{}.resolve_neg()")

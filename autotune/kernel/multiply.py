@@ -20,7 +20,7 @@ from autotune.kernel.best import (
 )
 from autotune.kernel.corners import of_nothing
 from autotune.kernel.dynamo import left_out
-from autotune.kernel.factors import factors_of
+from autotune.kernel.factors import Factors, factors_of
 from autotune.kernel.kernel import Kernel, raise_fault
 from autotune.kernel.libraries import take
 from autotune.kernel.machine import Machine
@@ -119,14 +119,7 @@ def _matmul(
     where = machine or machine_of(taken.a.ordinal)
     if 0 in (*found.shape, found.k):
         return of_nothing(taken, out, found.shape, beta, where, Store().depot)
-    layout: Any = found.layout
-    problem = Problem(found.m, found.n, found.k, layout, 0 if beta == 0 else 1, batch=found.batch)
-    how = asked_tune(tune, where)
-    key = (problem, math, where, policy, how)
-    captured = how == QUICK and key not in _kernels.made and where.capturing(taken.stream)
-    if captured:  # this call takes what is predicted, and the next one may tune
-        key = (problem, math, where, policy, False)
-    kernel = _kernels(key, lambda: _loaded(*key, taken.stream))
+    kernel, captured = _kernel(found, beta, math, where, policy, tune, taken.stream)
     c = None if taken.out is None else found.of_c(taken.out)
     product = kernel.run(taken._replace(a=found.a, b=found.b, out=c), out, alpha, beta, found.shape)
     if alpha != 0.0 and type(taken.library) in OF_LIBRARIES and not captured:
@@ -134,6 +127,39 @@ def _matmul(
         way = Way.of(kernel.launcher(found.a, found.b, c), found.a, found.b, c, found.shape)
         remember(taken.library, (a, b, product), words, out is not None, way)
     return product
+
+
+def serving(a: Any, b: Any, out: Any, *, beta: float, math: str, tune: Tune | None) -> Kernel | None:
+    """Return the kernel that `matmul` runs on these arrays; None where it runs none, or another one later.
+
+    Raises:
+        UsageError: As for `matmul`.
+    """
+    taken = take(a, b, out, None)
+    found = factors_of(taken.a, taken.b, taken.out, False, False)
+    if 0 in (*found.shape, found.k):
+        return None
+    where = machine_of(taken.a.ordinal)
+    kernel, captured = _kernel(found, beta, math, where, "any", tune, taken.stream)
+    return None if captured else kernel
+
+
+def _kernel(
+    found: Factors, beta: float, math: str, machine: Machine, policy: Policy, tune: Tune | None, stream: int
+) -> tuple[Kernel, bool]:
+    """Return the kernel for some factors, and whether a capture makes it one that serves this call alone."""
+    problem = Problem(
+        *(found.m, found.n, found.k),
+        layout=found.layout,  # type: ignore[arg-type]
+        beta=0 if beta == 0 else 1,
+        batch=found.batch,
+    )
+    how = asked_tune(tune, machine)
+    key = (problem, math, machine, policy, how)
+    captured = how == QUICK and key not in _kernels.made and machine.capturing(stream)
+    if captured:  # this call takes what is predicted, and the next one may tune
+        key = (problem, math, machine, policy, False)
+    return _kernels(key, lambda: _loaded(*key, stream)), captured
 
 
 def _loaded(problem: Problem, math: str, machine: Machine, policy: Policy, tune: Tune, stream: int) -> Kernel:

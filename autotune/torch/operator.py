@@ -45,7 +45,7 @@ def matmul(
 
 def _launched(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
     with torch.no_grad():
-        return launch(_fitting(a), _fitting(b), alpha=alpha, math=math, tune=tune)  # type: ignore[arg-type]
+        return launch(fitting(a), fitting(b), alpha=alpha, math=math, tune=tune)  # type: ignore[arg-type]
 
 
 def _fake(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
@@ -90,7 +90,7 @@ _multiply.register_autocast("cuda", torch.float32)
 _multiply.register_vmap(_mapped)
 
 
-def _fitting(operand: Tensor) -> Tensor:
+def fitting(operand: Tensor) -> Tensor:
     """Return an operand itself, or a copy where neither its rows nor its columns are contiguous."""
     return operand if readable(operand) else operand.contiguous()
 

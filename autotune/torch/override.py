@@ -20,10 +20,12 @@ from torch import Tensor
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import matmul
 from autotune.kernel.best import QUICK, Tune
-from autotune.torch.operator import readable
+from autotune.kernel.multiply import serving
+from autotune.torch.operator import fitting, readable
 from autotune.values.problem import asked_maths
 
 OURS = "autotune"
+_STRIDES = "strides"
 _OPERATORS = ("mm", "addmm", "bmm", "baddbmm")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -66,13 +68,17 @@ _asked: list[_Asked] = []  # the last one holds
 _changing = threading.RLock()
 _library: torch.library.Library | None = None
 _told: set[str] = set()
+_decided: dict[Any, str] = {}  # by what of the operands decides: why they are left to PyTorch, or nothing
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None) or (
+    lambda *_: "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+)
 
 
 def enable(math: str = "ffma", tune: Tune | None = None) -> Counts:
     """Serve mm, addmm, bmm and baddbmm of float32 CUDA tensors by our kernels, in all threads.
 
-    Whatever else those operators are called on goes to PyTorch as before, and so does what a record says
-    cuBLAS computes faster, and everything while PyTorch is allowed TF32.
+    Whatever else those operators are called on goes to PyTorch as before; so does what cuBLAS computed faster
+    when it was measured, and everything while PyTorch is allowed TF32.
 
     Args:
         math: "ffma", "3xtf32" or "any", as for `autotune.best_kernel`.
@@ -165,36 +171,42 @@ def replaced(name: str, original: Any, kind: str = "") -> Callable[..., Any]:
 
     def call(keys: Any, *operands: Any, **words: Any) -> Any:
         added, (a, b) = (operands[0], operands[1:3]) if adds else (None, operands[:2])
-        # beta and alpha are words behind the operands, however they were passed
-        beta, alpha = (float(words.get(each, 1)) for each in ("beta", "alpha")) if adds else (0.0, 1.0)
         out = operands[0] if kind == "_" else words.get("out")
         asked = _asked[-1] if _asked else None
-        why = "disabled" if asked is None else _unfit(a, b, out, added)
-        found = None
-        if not why and asked is not None:
-            found, why = _multiplied(asked, a, b, out, added, alpha, beta)
-        if asked is not None:
-            asked.counts.calls[name, _shape(a, b), OURS if not why else f"PyTorch: {why}"] += 1
-        return original.call_boxed(keys, *operands, **words) if why else found
+        if asked is None:
+            return original.call_boxed(keys, *operands, **words)
+        product, why = _multiplied(asked, a, b, out, added, words.get("alpha", 1), words.get("beta", 1))
+        asked.counts.calls[name, _shape(a, b), f"PyTorch: {why}" if why else OURS] += 1
+        return original.call_boxed(keys, *operands, **words) if why else product
 
     return call
 
 
 def _multiplied(
-    asked: _Asked, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, alpha: float, beta: float
+    asked: _Asked, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, alpha: Any, beta: Any
 ) -> tuple[Tensor | None, str]:
     """Return the product by our kernels, or None and why there is none; then nothing was written."""
-    words: dict[str, Any] = {"alpha": alpha, "math": asked.math, "tune": asked.tune}
+    why = _unlike(a, b, out, added)
+    if why or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
+        return None, why or "scalars"
+    alpha, beta = float(alpha), 0.0 if added is None else float(beta)
     gradients = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)  # autograd is above; this thread may be its own
+    torch._C._set_grad_enabled(False)  # autograd is above; its threads have states of their own
     try:
-        if added is None or beta == 0.0:
-            return matmul(a, b, out, **words), ""
-        if out is None:
-            out = a.new_empty(_product_shape(a, b))
-        if out is not added:
-            out.copy_(added)  # a bias is broadcast
-        return matmul(a, b, out, beta=beta, **words), ""
+        if beta == 0.0:
+            added = None
+        why = _unfit(asked, a, b, out, added, beta)
+        if why == _STRIDES:  # PyTorch would copy, too
+            a, b = fitting(a), fitting(b)
+            why = _unfit(asked, a, b, out, added, beta)
+        if why:
+            return None, why
+        if added is not None:
+            if out is None:
+                out = a.new_empty(_product_shape(a, b))
+            if out is not added:
+                out.copy_(added)  # a bias is broadcast
+        return matmul(a, b, out, alpha=alpha, beta=beta, math=asked.math, tune=asked.tune), ""
     except AutotuneError as error:
         if str(error) not in _told:
             _told.add(str(error))
@@ -204,34 +216,64 @@ def _multiplied(
         torch._C._set_grad_enabled(gradients)
 
 
-def _unfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
-    """Return why our kernels do not serve these tensors; nothing where they do."""
+def _unlike(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
+    """Return what PyTorch alone serves in these tensors or settings; nothing where there is nothing."""
     for each in (a, b, out, added):
         if each is not None:
             if each.dtype is not torch.float32:
                 return str(each.dtype).removeprefix("torch.")
             if type(each) not in _PLAIN:
                 return "a subclass of Tensor"
-    if torch._C._get_cublas_allow_tf32():
-        return "TF32 is allowed"
-    ordinal = a.get_device()
+    if a.dim() < 2 or b.dim() < 2:
+        return "operands do not fit"
+    return "" if _precision("cuda", "matmul") in ("ieee", "none") else "it is allowed TF32"
+
+
+def _unfit(asked: _Asked, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, beta: float) -> str:
+    """Return why our kernels do not serve tensors of these shapes and places; nothing where they do."""
+    facts = (a.shape, a.stride(), b.shape, b.stride(), a.get_device(), b.get_device())
+    of_out = None if out is None else (out.shape, out.stride(), out.get_device())
+    of_added = None if added is None else (added.shape, added.get_device())
+    key = (facts, of_out, of_added, beta == 0.0, asked.math, asked.tune)
+    why = _decided.get(key)
+    if why is None:
+        why = _misfit(a, b, out, added)
+        settled = True
+        if not why:
+            kernel = serving(a, b, out, beta=beta, math=asked.math, tune=asked.tune)
+            record = kernel.record if kernel is not None and kernel.served == "exact" else None
+            if record is not None and record.vs_cublas is not None and record.vs_cublas < 1.0:
+                why = "cuBLAS is faster"
+            settled = kernel is not None
+        if settled:
+            _decided[key] = why
+    return why or _shared(a, b, out, added)
+
+
+def _misfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
+    ordinal, shape = a.get_device(), _product_shape(a, b)
     if b.get_device() != ordinal or a.dim() != b.dim() or a.shape[-1] != b.shape[-2]:
         return "operands do not fit"
-    if not a.numel() or not b.numel():
-        return "empty"
-    if not (readable(a) and readable(b)):
-        return "strides"
-    shape = _product_shape(a, b)
     if added is not None and (added.get_device() != ordinal or not _spreads(added.shape, shape)):
         return "operands do not fit"
+    if a.dim() == 3 and a.shape[0] != b.shape[0]:
+        return "operands do not fit"
+    if 0 in (*shape, a.shape[-1]):
+        return "empty"
+    if not (readable(a) and readable(b)):
+        return _STRIDES
+    if out is not None and (out.get_device() != ordinal or out.shape != shape or not out.is_contiguous()):
+        return "out"
+    return ""
+
+
+def _shared(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
+    """Return whether what is written may be read as something else."""
     if out is not None:
-        if out.get_device() != ordinal or out.shape != shape or not out.is_contiguous():
-            return "out"
-        memory = out.untyped_storage().data_ptr()
-        if memory in (a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr()):
-            return "out"
-        if added is not None and added is not out and memory == added.untyped_storage().data_ptr():
-            return "out"
+        read = [a, b] if added is None or added is out else [a, b, added]
+        written = out.untyped_storage().data_ptr()
+        if any(each.untyped_storage().data_ptr() == written for each in read):
+            return "operands in one memory"
     return ""
 
 
@@ -247,4 +289,6 @@ def _spreads(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     """Return m, n, k of a product, behind its batch."""
+    if a.dim() < 2 or b.dim() < 2:
+        return tuple(a.shape)
     return (*a.shape[:-1], b.shape[-1], a.shape[-1])
