@@ -112,15 +112,17 @@ class NumpyKernels:
         self._doubles(place.expected, value.size)[:] += value.ravel()
         self._doubles(place.limit, limit.size)[:] += limit.ravel()
 
-    def project(self, matrix: Matrix, weights: int, sums: int) -> None:
-        self._doubles(sums, matrix.rows)[:] += self._gpu.matrix(matrix).astype(np.float64) @ self._doubles(
-            weights, matrix.cols
-        )
+    def project(self, matrix: Matrix, weights: int, sums: int, weights_step: int = 0) -> None:
+        for number in range(matrix.batch):
+            factors = self._doubles(weights + 8 * number * weights_step, matrix.cols)
+            found = self._doubles(sums + 8 * number * matrix.rows, matrix.rows)
+            found[:] += self._gpu.matrix(matrix.at(number)).astype(np.float64) @ factors
 
     def row_squares(self, matrix: Matrix, weights: int, sums: int) -> None:
         factors = self._doubles(weights, matrix.cols) if weights else 1.0
-        squares = np.square(self._gpu.matrix(matrix).astype(np.float64) * factors)
-        self._doubles(sums, matrix.rows)[:] += squares.sum(axis=1)
+        for number in range(matrix.batch):
+            squares = np.square(self._gpu.matrix(matrix.at(number)).astype(np.float64) * factors)
+            self._doubles(sums + 8 * number * matrix.rows, matrix.rows)[:] += squares.sum(axis=1)
 
     def compare(self, c: Matrix, place: Place, found: int) -> None:
         rows = self._gpu.view(place.rows, np.int32, place.row_count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from host_gpu import HostGpu, NumpyKernels
@@ -16,6 +18,7 @@ pytest.importorskip("cupy")
 from autotune.measure.checker import Checker
 
 SHAPES = [(70, 90, 40), (1, 33, 500), (33, 1, 7), (3, 5, 1)]
+BATCH = Problem(30, 20, 10, "tn", 1, batch=5)
 
 
 class Host:
@@ -28,11 +31,12 @@ class Host:
 
     def multiply(self, alpha, a, b, beta, c):
         problem = self.problem
-        stored_a = self.gpu.view(a, np.float32, problem.m * problem.k).reshape(problem.a_shape)
-        stored_b = self.gpu.view(b, np.float32, problem.k * problem.n).reshape(problem.b_shape)
-        out = self.gpu.view(c, np.float32, problem.m * problem.n).reshape(problem.c_shape)
-        op_a = stored_a if problem.layout[0] == "n" else stored_a.T
-        op_b = stored_b if problem.layout[1] == "n" else stored_b.T
+        stored_a, stored_b, out = (
+            self.gpu.view(address, np.float32, math.prod(shape)).reshape(shape)
+            for address, shape in zip((a, b, c), problem.arrays, strict=True)
+        )
+        op_a = stored_a if problem.layout[0] == "n" else stored_a.swapaxes(-1, -2)
+        op_b = stored_b if problem.layout[1] == "n" else stored_b.swapaxes(-1, -2)
         product = np.float32(alpha) * (op_a @ op_b)
         out[:] = product + np.float32(beta) * out if beta != 0 else product
 
@@ -82,6 +86,50 @@ def test_with_the_real_kernels_on_the_simulator(layout):
     assert "1 word after C" in host.checker.check(host.then(beyond)).why
     assert host.checker.check_timed(host.multiply) is None
     assert "C is wrong over NaN" in host.checker.check_timed(host.then(wrong_element)).why
+    (verdict,) = host.checker.check_in_full([host.multiply], lambda index: None)
+    assert verdict.ok
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("batch", "beta"), [(2, 0), (5, 1)])
+def test_a_right_batch_passes(layout, batch, beta):
+    host = Host(Problem(30, 20, 10, layout, beta, batch=batch))
+    verdicts = [host.checker.check(host.multiply) for _ in range(2)]
+    host.timed(host.multiply)
+    assert host.checker.check_timed(host.multiply) is None
+    verdicts += host.checker.check_in_full([host.multiply], lambda index: None)
+    for verdict in verdicts:
+        assert verdict.ok, verdict.why
+    assert "20 columns of a product each, projection of all rows" in verdicts[0].inputs
+
+
+@pytest.mark.parametrize("rows", [7, 75, 150])  # of references in memory: less than a product, some, all
+@pytest.mark.parametrize("product", [0, 2, 4])
+def test_a_wrong_element_of_any_product_is_named(product, rows):
+    host = Host(BATCH)
+
+    def mistake(a, b, c):
+        c[product * 600 + 17 * 20 + 3] += 1
+
+    for verdict in (host.checker.check(host.then(mistake)) for _ in range(2)):
+        assert not verdict.ok
+        assert f"C[{product}, 17, 3] " in verdict.why or f"row 17 of C[{product}] is wrong" in verdict.why
+    host.gpu.memory_free = 20 * 20 * rows
+    right, wrong = host.checker.check_in_full([host.multiply, host.then(mistake)], lambda index: None)
+    assert right.ok, right.why
+    assert wrong.why.startswith(f"C[{product}, 17, 3] ")
+
+
+def test_a_batch_with_the_real_kernels_on_the_simulator():
+    binary = compile_kernels("sm_90")
+    host = Host(BATCH, lambda gpu: VerifyKernels(gpu.simulated(binary), gpu.sm_count))
+    assert host.checker.check(host.multiply).ok
+
+    def mistake(a, b, c):
+        c[4 * 600 + 77] += 1
+
+    host.timed(host.multiply)
+    assert host.checker.check_timed(host.then(mistake)).why.startswith("row 3 of C[4] is wrong over NaN")
     (verdict,) = host.checker.check_in_full([host.multiply], lambda index: None)
     assert verdict.ok
 

@@ -50,7 +50,12 @@ class Library:
 
     def cublasLtMatrixLayoutCreate(self, out, kind, rows, cols, stride):
         assert kind.value == 0
-        return self._make(out, rows=rows.value, cols=cols.value, stride=stride.value)
+        return self._make(out, rows=rows.value, cols=cols.value, stride=stride.value, batch={5: 1, 6: 0})
+
+    def cublasLtMatrixLayoutSetAttribute(self, layout, attribute, value, size):
+        assert size.value == {5: 4, 6: 8}[attribute.value]  # _BATCH_COUNT, _STRIDED_BATCH_OFFSET
+        self.objects[layout.value]["batch"][attribute.value] = value._obj.value
+        return 0
 
     def cublasLtMatmulPreferenceCreate(self, out):
         return self._make(out)
@@ -76,7 +81,8 @@ class Library:
         self.ran.append(algo._obj.data[0])
         transposed = self.objects[desc.value]["transposed"]
         left, right = self._matrix(A, a), self._matrix(B, b)
-        left, right = left.T if transposed[3] else left, right.T if transposed[4] else right
+        left = left.swapaxes(1, 2) if transposed[3] else left
+        right = right.swapaxes(1, 2) if transposed[4] else right
         out = self._matrix(C, c)
         product = np.float32(alpha._obj.value) * (left @ right)
         out[:] = product + (np.float32(beta._obj.value) * out if beta._obj.value else 0)
@@ -86,7 +92,8 @@ class Library:
         facts = self.objects[layout.value]
         rows, cols, stride = facts["rows"], facts["cols"], facts["stride"]
         memory = self.gpu.view(address.value, np.float32)
-        return np.lib.stride_tricks.as_strided(memory, (rows, cols), (4, 4 * stride))
+        count, apart = facts["batch"][5], facts["batch"][6]
+        return np.lib.stride_tricks.as_strided(memory, (count, rows, cols), (4 * apart, 4, 4 * stride))
 
 
 @pytest.fixture
@@ -102,20 +109,20 @@ def test_structs_have_the_size_that_the_library_writes():
     assert (Heuristic.workspace_bytes.offset, Heuristic.state.offset, Heuristic.waves.offset) == (64, 72, 76)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("beta", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_row_major_product_comes_out_of_a_column_major_library(gpu, layout, beta):
-    problem = Problem(5, 7, 3, layout, beta)
+def test_a_row_major_product_comes_out_of_a_column_major_library(gpu, layout, beta, batch):
+    problem = Problem(5, 7, 3, layout, beta, batch=batch)
     random = np.random.default_rng(1)
-    a, b, c = (
-        random.standard_normal(shape).astype(np.float32)
-        for shape in (problem.a_shape, problem.b_shape, problem.c_shape)
+    a, b, c = (random.standard_normal(shape).astype(np.float32) for shape in problem.arrays)
+    op_a, op_b = (
+        m if letter == "n" else m.swapaxes(-1, -2) for m, letter in zip((a, b), layout, strict=True)
     )
-    op_a, op_b = (m if letter == "n" else m.T for m, letter in zip((a, b), layout, strict=True))
     addresses = [gpu.array(matrix) for matrix in (a, b, c)]
     first, _ = CublasLt(gpu, Library(gpu)).multiplications(problem)
     first(1.5, addresses[0], addresses[1], -0.5 * beta, addresses[2])
-    found = gpu.view(addresses[2], np.float32, 35).reshape(5, 7)
+    found = gpu.view(addresses[2], np.float32, c.size).reshape(c.shape)
     np.testing.assert_allclose(found, 1.5 * op_a @ op_b - 0.5 * beta * c, rtol=1e-5, atol=1e-6)
 
 

@@ -35,6 +35,7 @@ CASES = {
     "split": (Problem(1536, 1536, 4000, "tt"), choice("split_block", split_k=3), H200),
     "many_parts": (Problem(64, 70, 60000, "nt"), choice("deep_block", edge="shifted", split_k=24), H200),
     "spread": (Problem(1021, 1021, 1021, "nt", 1), choice("odd_split"), H200),
+    "batch": (Problem(256, 256, 256, "nt", 1, batch=64), choice("small_block", vec_b=1), H200),
     "tiny": (Problem(20, 36, 44), choice("tiny_block", edge="guarded", stages=2), H200),
 }
 
@@ -53,6 +54,7 @@ def test_a_miniature_keeps_what_decides_the_code(name):
     period = {"m": int(config["group_m"]), "n": 1, "k": parts * int(config["stages"])}
     first, *others = miniatures(SGEMM, config, problem, device)
     assert (first.layout, first.beta) == (problem.layout, problem.beta)
+    assert first.batch == min(problem.batch, 2)
     for extent, tile in tiles.items():
         full, small = getattr(problem, extent), getattr(first, extent)
         assert (full - small) % (tile * period[extent]) == 0
@@ -71,7 +73,8 @@ def test_a_miniature_keeps_what_decides_the_code(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["exact", "guarded", "deep", "turing", "tiny", "shifted", "split", "many_parts", "spread"]
+    "name",
+    ["exact", "guarded", "deep", "turing", "tiny", "shifted", "split", "many_parts", "spread", "batch"],
 )
 def test_a_right_kernel_is_proven(name):
     problem, config, device = CASES[name]

@@ -99,6 +99,19 @@ def test_row_sums(gpu, kernels, letter, rows, cols):
         assert found == pytest.approx(gpu.download(wanted, rows, np.float64), rel=1e-12, abs=1e-12)
 
 
+def test_row_sums_of_a_batch(gpu, kernels, monkeypatch):
+    monkeypatch.setattr("autotune.measure.verify_kernels._MOST_LAYERS", 2)
+    matrix = Matrix(gpu.array(normal(5, 7, 9)), 7, 9, 9, 1, batch=5, step=63)
+    weights = gpu.array(np.random.default_rng(2).uniform(-1, 1, 45))
+    for name, words in (("project", (0,)), ("project", (9,)), ("row_squares", ())):
+        sums, wanted = gpu.array(np.zeros(35)), gpu.array(np.zeros(35))
+        getattr(kernels, name)(matrix, weights, sums, *words)
+        getattr(NumpyKernels(gpu), name)(matrix, weights, wanted, *words)
+        found = gpu.download(sums, 35, np.float64)
+        assert found == pytest.approx(gpu.download(wanted, 35, np.float64), rel=1e-12, abs=1e-12)
+    assert len(set(found)) == 35
+
+
 def compared(gpu, kernels, c, wrong=lambda c: None):
     m, n = c.shape
     where = place(gpu, [0, m - 1], range(n))

@@ -86,22 +86,24 @@ class Checker:
         self._clear()
         self._run(multiply, inputs, inputs.drawn)
         for index, place in enumerate(inputs.places):
-            self._kernels.compare(self._inputs.c, place, self._found + 8 * COMPARED_WORDS * index)
+            c = self._inputs.c.at(0, inputs.samples[index].product * self._problem.m)
+            self._kernels.compare(c, place, self._found + 8 * COMPARED_WORDS * index)
         self._project(inputs, inputs.drawn)
         if damage := self.damage():
             return damage
         words = self._gpu.download(self._found, _FOUND_WORDS, np.uint64)
         deviations = [
-            self._deviation(sample, words[COMPARED_WORDS * index :])
+            self._deviation(sample.product * self._problem.m, sample, words[COMPARED_WORDS * index :])
             for index, sample in enumerate(inputs.samples)
         ]
         rows, cols = len(inputs.samples[0].rows), len(inputs.samples[1].cols)
         return judge(
             self._problem.k,
             deviations,
-            _projection(words),
+            self._projection(words),
             f"N(0,1), seed {self._seed}, set {inputs.number} of {len(self._inputs.sets)}: "
-            f"{rows} rows, {cols} columns, projection of all rows",
+            f"{rows} rows, {cols} columns{' of a product each' * (self._problem.batch > 1)}, "
+            "projection of all rows",
             self._problem.math,
         )
 
@@ -169,39 +171,47 @@ class Checker:
         inputs = self._inputs.redraw()
         self._stale = True
         elements = min(int(REFERENCE_SHARE * self._gpu.memory_free) // 16, MAX_REFERENCE_ELEMENTS)
-        chunk = max(1, min(problem.m, elements // problem.n))
+        m, rows = problem.m, problem.batch * problem.m
+        chunk = max(1, min(rows, elements // problem.n))
+        chunk -= chunk % m if m < chunk < rows else 0  # whole products
         sizes = {"rows": 4 * chunk, "cols": 4 * problem.n}
         sizes["expected"] = sizes["limit"] = 8 * chunk * problem.n
         plan = Slab.of(sizes, guard_bytes=0)
         memory = self._gpu.allocate(plan.total)
         address = {section.name: memory.ptr + section.begin for section in plan.sections}
-        cols = np.arange(problem.n, dtype=np.int32)
-        self._gpu.upload(address["cols"], cols)
+        lines = Sample(np.arange(chunk, dtype=np.int32), np.arange(problem.n, dtype=np.int32))
+        self._gpu.upload(address["rows"], lines.rows)
+        self._gpu.upload(address["cols"], lines.cols)
+
+        def place(first: int, count: int) -> Place:
+            lists = (address["rows"], count, address["cols"], problem.n)
+            offset = 8 * first * problem.n
+            return Place(*lists, address["expected"] + offset, address["limit"] + offset)
 
         parts: dict[int, list[Deviation]] = {index: [] for index in multiplies}
         projections: dict[int, list[Projection]] = {index: [] for index in multiplies}
-        for begin in range(0, problem.m, chunk):
+        for begin in range(0, rows, chunk):
             announce(None)
-            sample = Sample(np.arange(begin, min(begin + chunk, problem.m), dtype=np.int32), cols)
-            lists = (address["rows"], len(sample.rows), address["cols"], problem.n)
-            place = Place(*lists, address["expected"], address["limit"])
-            self._gpu.upload(place.rows, sample.rows)
-            self._gpu.fill(place.expected, 0, 8 * sample.count)
-            self._gpu.fill(place.limit, 0, 8 * sample.count)
+            end = min(begin + chunk, rows)
+            self._gpu.fill(address["expected"], 0, 8 * (end - begin) * problem.n)
+            self._gpu.fill(address["limit"], 0, 8 * (end - begin) * problem.n)
             drawn = inputs.drawn
-            self._kernels.reference(inputs.a, inputs.b, inputs.c0.address, place, drawn.alpha, drawn.beta)
+            for product in range(begin // m, -(-end // m)):
+                first, last = max(begin, product * m), min(end, (product + 1) * m)
+                there = place(first - begin, last - first)
+                self._inputs.reference(inputs, product, first - product * m, there, drawn)
             self._gpu.synchronize()
             for index, multiply in multiplies.items():
                 announce(index)
                 self._clear()
                 self._run(multiply, inputs, drawn)
-                self._kernels.compare(c, place, self._found)
+                self._kernels.compare(c.at(0, begin), place(0, end - begin), self._found)
                 self._project(inputs, drawn)
                 if damage := self._inputs.damage():
                     return {index: _wrote(damage)}
                 words = self._gpu.download(self._found, _FOUND_WORDS, np.uint64)
-                parts[index].append(self._deviation(sample, words))
-                projections[index].append(_projection(words))
+                parts[index].append(self._deviation(begin, lines, words))
+                projections[index].append(self._projection(words))
 
         described = f"N(0,1), seed {self._seed}, drawn for the finalists: all elements"
         outcomes: dict[int, Verdict | Rejected] = {}
@@ -239,37 +249,42 @@ class Checker:
 
     def _project(self, inputs: InputSet, call: Call) -> None:
         """Enqueue comparing C x with what a call must give; the worst row since `_clear` counts."""
-        m, sums = self._problem.m, self._inputs.sums
-        self._gpu.fill(sums, 0, 8 * m)
+        rows, sums = self._inputs.c.rows, self._inputs.sums
+        self._gpu.fill(sums, 0, 8 * rows)
         self._kernels.project(self._inputs.c, inputs.x, sums)
         found = self._found + 8 * (_FOUND_WORDS - 1)
-        self._kernels.compare_projection(sums, call.projected, call.limit, m, found)
+        self._kernels.compare_projection(sums, call.projected, call.limit, rows, found)
 
     def _fault(self, when: str) -> Rejected | None:
         """Return which row of C was wrong in plain calls, by projection alone; None if none was."""
-        worst = _projection(self._gpu.download(self._found, _FOUND_WORDS, np.uint64))
+        worst = self._projection(self._gpu.download(self._found, _FOUND_WORDS, np.uint64))
         if worst.worst <= 1:
             return None
         return Rejected(
             "correctness",
-            f"row {worst.row} of C is wrong {when}, with alpha = 1 and beta = 0: "
+            f"{worst.place} is wrong {when}, with alpha = 1 and beta = 0: "
             f"its projection is off by {worst.worst:.3g} limits",
         )
 
-    def _deviation(self, sample: Sample, words: NDArray[np.uint64]) -> Deviation:
-        """Read the `COMPARED_WORDS` of a sample, and the worst element from C."""
+    def _deviation(self, first: int, sample: Sample, words: NDArray[np.uint64]) -> Deviation:
+        """Read the `COMPARED_WORDS` of a sample, its rows counted from one of C, and the worst element."""
         worst = Worst.unpack(int(words[0]))
         errors, references, limits = words[1:COMPARED_WORDS].view(np.float64).tolist()
         line, place = divmod(worst.index, len(sample.cols))
-        row, col = int(sample.rows[line]), int(sample.cols[place])
+        row, col = first + int(sample.rows[line]), int(sample.cols[place])
         address = self._inputs.c.address + FLOAT_BYTES * (row * self._problem.n + col)
         value = float(self._gpu.download(address, 1, np.float32)[0])
-        return Deviation(errors, references, limits, worst.ratio, row, col, value)
+        product, row = divmod(row, self._problem.m)
+        return Deviation(errors, references, limits, worst.ratio, row, col, value, self._several(product))
 
+    def _projection(self, words: NDArray[np.uint64]) -> Projection:
+        worst = Worst.unpack(int(words[-1]))
+        product, row = divmod(worst.index, self._problem.m)
+        return Projection(worst.ratio, row, self._several(product))
 
-def _projection(words: NDArray[np.uint64]) -> Projection:
-    worst = Worst.unpack(int(words[-1]))
-    return Projection(worst.ratio, worst.index)
+    def _several(self, product: int) -> int | None:
+        """Return the number of a product where there are several."""
+        return product if self._problem.batch > 1 else None
 
 
 def _wrote(damage: str) -> Rejected:

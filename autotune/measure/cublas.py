@@ -83,19 +83,28 @@ class Cublas:
         """
         operations = [ctypes.c_int(OPERATIONS[letter]) for letter in reversed(problem.layout)]
         extents = [ctypes.c_int(extent) for extent in (problem.n, problem.m, problem.k)]
-        lda, ldb, ldc = (ctypes.c_int(stride) for stride in (problem.lda, problem.ldb, problem.ldc))
+        stored_a, stored_b, stored_c = (
+            [ctypes.c_int(lead), *([ctypes.c_longlong(apart)] if problem.batch > 1 else [])]
+            for lead, apart in (
+                (problem.lda, problem.stride_a),
+                (problem.ldb, problem.stride_b),
+                (problem.ldc, problem.stride_c),
+            )
+        )
+        several = [ctypes.c_int(problem.batch)] if problem.batch > 1 else []
+        name = "cublasSgemmStridedBatched" if several else "cublasSgemm_v2"
 
         def multiply(alpha: float, a: int, b: int, beta: float, c: int) -> None:
             factors = ctypes.c_float(alpha), ctypes.c_float(beta)
             self._call(
-                "cublasSgemm_v2",
+                name,
                 self._handle,
                 *operations,
                 *extents,
                 ctypes.byref(factors[0]),
-                *(ctypes.c_void_p(b), ldb, ctypes.c_void_p(a), lda),
+                *(ctypes.c_void_p(b), *stored_b, ctypes.c_void_p(a), *stored_a),
                 ctypes.byref(factors[1]),
-                *(ctypes.c_void_p(c), ldc),
+                *(ctypes.c_void_p(c), *stored_c, *several),
             )
 
         return multiply

@@ -21,6 +21,7 @@ _COMPUTE_32F = 68  # cublasComputeType_t: FP32 proper, no TF32
 _R_32F = 0  # cudaDataType
 _TRANSPOSE_A, _TRANSPOSE_B = 3, 4  # cublasLtMatmulDescAttributes_t
 _MAX_WORKSPACE_BYTES = 1  # cublasLtMatmulPreferenceAttributes_t
+_BATCH_COUNT, _BATCH_OFFSET = 5, 6  # cublasLtMatrixLayoutAttribute_t
 
 
 Description = tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
@@ -86,7 +87,7 @@ class CublasLt:
         try:
             description = self._described(problem)
             preference = self._created("cublasLtMatmulPreferenceCreate")
-            self._set("Preference", preference, _MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE_BYTES))
+            self._set("MatmulPreference", preference, _MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE_BYTES))
             found, count = (Heuristic * ALGORITHMS)(), ctypes.c_int()
             self.call(
                 "cublasLtMatmulAlgoGetHeuristic",
@@ -142,22 +143,26 @@ class CublasLt:
             "cublasLtMatmulDescCreate", ctypes.c_int(_COMPUTE_32F), ctypes.c_int(_R_32F)
         )
         for attribute, letter in zip((_TRANSPOSE_A, _TRANSPOSE_B), reversed(problem.layout), strict=True):
-            self._set("Desc", operation, attribute, ctypes.c_int32(OPERATIONS[letter]))
+            self._set("MatmulDesc", operation, attribute, ctypes.c_int32(OPERATIONS[letter]))
         stored = (
-            (problem.b_shape, problem.ldb),
-            (problem.a_shape, problem.lda),
-            (problem.c_shape, problem.ldc),
+            (problem.b_shape, problem.ldb, problem.stride_b),
+            (problem.a_shape, problem.lda, problem.stride_a),
+            (problem.c_shape, problem.ldc, problem.stride_c),
         )
-        first, second, result = (
-            self._created(
+        layouts = []
+        for (rows, cols), lead, apart in stored:
+            layout = self._created(
                 "cublasLtMatrixLayoutCreate",
                 ctypes.c_int(_R_32F),
                 ctypes.c_uint64(cols),  # a row here is a column there
                 ctypes.c_uint64(rows),
-                ctypes.c_int64(stride),
+                ctypes.c_int64(lead),
             )
-            for (rows, cols), stride in stored
-        )
+            if problem.batch > 1:
+                self._set("MatrixLayout", layout, _BATCH_COUNT, ctypes.c_int32(problem.batch))
+                self._set("MatrixLayout", layout, _BATCH_OFFSET, ctypes.c_int64(apart))
+            layouts.append(layout)
+        first, second, result = layouts
         return operation, first, second, result
 
     def _created(self, name: str, *arguments: Any) -> ctypes.c_void_p:
@@ -167,7 +172,7 @@ class CublasLt:
 
     def _set(self, kind: str, target: ctypes.c_void_p, attribute: int, value: Any) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
-        name = f"cublasLtMatmul{kind}SetAttribute"
+        name = f"cublasLt{kind}SetAttribute"
         self.call(name, target, ctypes.c_int(attribute), ctypes.byref(value), size)
 
 

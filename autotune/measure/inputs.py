@@ -31,8 +31,8 @@ class Call:
     Attributes:
         alpha: Scalar of the product.
         beta: Scalar of C0.
-        projected: Expected C x, `[m]` float64.
-        limit: Largest error of it, `[m]` float64.
+        projected: Expected C x, `[batch, m]` float64.
+        limit: Largest error of it, `[batch, m]` float64.
     """
 
     alpha: float
@@ -47,9 +47,9 @@ class InputSet:
 
     Attributes:
         number: From 1.
-        a: op(A), `[m, k]`.
-        b: op(B), `[k, n]`.
-        c0: `[m, n]`; address 0 when the problem never reads C.
+        a: op(A), `[m, k]`, a batch of them.
+        b: op(B), `[k, n]`, likewise.
+        c0: The rows of all products, `[batch m, n]`; address 0 when the problem never reads C.
         samples: Elements of C to compare.
         places: Their index lists and references.
         x: Projection vector, `[n]` float64.
@@ -80,9 +80,9 @@ class Inputs:
 
     Attributes:
         sets: The sets, one or two.
-        c: C, `[m, n]`.
-        vector: Working memory, `[k]` float64.
-        sums: Working memory, `[max(m, k)]` float64.
+        c: The rows of C of all products, `[batch m, n]`.
+        vector: Working memory, `[batch, k]` float64.
+        sums: Working memory, `[batch, max(m, k)]` float64.
 
     Raises:
         DeviceError: The GPU lacks memory.
@@ -121,7 +121,8 @@ class Inputs:
         self._constant = [section for section in self._slab.sections if section.name != "C"]
         gpu.upload(self._guard_spans, np.array([span.words for span in self._slab.guards], np.int64))
         gpu.upload(self._input_spans, np.array([span.words for span in self._constant], np.int64))
-        self.c = Matrix(self._base + self._slab["C"].begin, problem.m, problem.n, problem.n, 1)
+        rows = problem.batch * problem.m
+        self.c = Matrix(self._base + self._slab["C"].begin, rows, problem.n, problem.n, 1)
         self.sets = [self._place_set(number) for number in range(1, set_count + 1)]
         self.refill()
 
@@ -187,22 +188,24 @@ class Inputs:
         for matrix in (inputs.a, inputs.b, inputs.c0):
             if matrix.address:
                 seed = int(self._random.integers(2**63))
-                self._kernels.fill_normal(matrix.address, matrix.rows * matrix.cols, seed)
+                self._kernels.fill_normal(matrix.address, matrix.batch * matrix.rows * matrix.cols, seed)
         gpu.upload(inputs.x, projection_vector(problem.n, int(self._random.integers(2**63))))
 
-        self._zero(self.vector, problem.k)
+        self._zero(self.vector, problem.batch * problem.k)
         self._kernels.project(inputs.b, inputs.x, self.vector)
-        product = self._row_sums("project", inputs.a, self.vector)
+        product = self._row_sums("project", inputs.a, self.vector, problem.k)
         a_norms = np.sqrt(self._row_sums("row_squares", inputs.a, 0))
-        b_norm = float(np.sqrt(self._row_sums("row_squares", inputs.b, inputs.x).sum()))
-        start, c0_norms = np.zeros(problem.m), np.zeros(problem.m)
+        b_squares = self._row_sums("row_squares", inputs.b, inputs.x).reshape(problem.batch, problem.k)
+        b_norms = np.sqrt(b_squares.sum(axis=1)).repeat(problem.m)
+        start, c0_norms = np.zeros(len(product)), np.zeros(len(product))
         if inputs.c0.address:
             start = self._row_sums("project", inputs.c0, inputs.x)
             c0_norms = np.sqrt(self._row_sums("row_squares", inputs.c0, inputs.x))
         factor = bound_factor(problem.k, problem.math)
         for call in (inputs.drawn, inputs.plain):
             gpu.upload(call.projected, call.alpha * product + call.beta * start)
-            gpu.upload(call.limit, projection_limit(call.alpha, a_norms, b_norm, call.beta, c0_norms, factor))
+            limit = projection_limit(call.alpha, a_norms, b_norms, call.beta, c0_norms, factor)
+            gpu.upload(call.limit, limit)
 
     def _scalars(self) -> tuple[float, float]:
         return self._given or draw_scalars(self._problem, self._random)
@@ -215,12 +218,19 @@ class Inputs:
             gpu.upload(place.cols, sample.cols)
             self._zero(place.expected, sample.count)
             self._zero(place.limit, sample.count)
-            self._kernels.reference(inputs.a, inputs.b, inputs.c0.address, place, drawn.alpha, drawn.beta)
+            self.reference(inputs, sample.product, 0, place, drawn)
 
-    def _row_sums(self, name: str, matrix: Matrix, weights: int) -> NDArray[np.float64]:
-        self._zero(self.sums, matrix.rows)
-        getattr(self._kernels, name)(matrix, weights, self.sums)
-        return self._gpu.download(self.sums, matrix.rows, np.float64)
+    def reference(self, inputs: InputSet, product: int, row: int, place: Place, call: Call) -> None:
+        """Enqueue adding the C of one product, from a row on, to the zeroed references of a place."""
+        c0 = inputs.c0.at(0, product * self._problem.m + row).address if inputs.c0.address else 0
+        factors = inputs.a.at(product, row), inputs.b.at(product)
+        self._kernels.reference(*factors, c0, place, call.alpha, call.beta)
+
+    def _row_sums(self, name: str, matrix: Matrix, weights: int, *weights_step: int) -> NDArray[np.float64]:
+        count = matrix.batch * matrix.rows
+        self._zero(self.sums, count)
+        getattr(self._kernels, name)(matrix, weights, self.sums, *weights_step)
+        return self._gpu.download(self.sums, count, np.float64)
 
     def _zero(self, address: int, count: int) -> None:
         self._gpu.fill(address, 0, 8 * count)
@@ -230,13 +240,14 @@ class Inputs:
     def _plan(self, free: int) -> tuple[Slab, Slab, int]:
         """Choose the number of sets that fits; return the slab, the working memory and that number."""
         problem = self._problem
-        self._samples = [draw_samples(problem.m, problem.n, self._random) for _ in range(MAX_SETS)]
+        facts = (problem.m, problem.n, self._random, problem.batch)
+        self._samples = [draw_samples(*facts) for _ in range(MAX_SETS)]
         for count in range(MAX_SETS, 0, -1):
             slab = self._slab_of(count)
             working = Slab.of(
                 {
-                    "vector": 8 * problem.k,
-                    "sums": 8 * max(problem.m, problem.k),
+                    "vector": 8 * problem.batch * problem.k,
+                    "sums": 8 * problem.batch * max(problem.m, problem.k),
                     "found": 8 * (len(slab.guards) + len(slab.sections)),
                     "guard spans": 16 * len(slab.guards),
                     "input spans": 16 * len(slab.sections),
@@ -258,19 +269,19 @@ class Inputs:
         problem = self._problem
         sizes = {}
         for number in range(1, sets + 1):
-            sizes[_name("A", number)] = FLOAT_BYTES * problem.m * problem.k
-            sizes[_name("B", number)] = FLOAT_BYTES * problem.k * problem.n
+            sizes[_name("A", number)] = FLOAT_BYTES * problem.batch * problem.m * problem.k
+            sizes[_name("B", number)] = FLOAT_BYTES * problem.batch * problem.k * problem.n
             if problem.beta:
-                sizes[_name("C0", number)] = FLOAT_BYTES * problem.m * problem.n
+                sizes[_name("C0", number)] = problem.c_bytes
             sizes[_name("the references", number)] = self._references(number).total
-        sizes["C"] = FLOAT_BYTES * problem.m * problem.n
+        sizes["C"] = problem.c_bytes
         return Slab.of(sizes)
 
     def _references(self, number: int) -> Slab:
         problem = self._problem
         sizes = {"x": 8 * problem.n}
         for call in ("drawn", "plain"):
-            sizes[f"{call} projected"] = sizes[f"{call} limit"] = 8 * problem.m
+            sizes[f"{call} projected"] = sizes[f"{call} limit"] = 8 * problem.batch * problem.m
         for index, sample in enumerate(self._samples[number - 1]):
             sizes[f"rows {index}"] = sample.rows.nbytes
             sizes[f"cols {index}"] = sample.cols.nbytes
@@ -301,9 +312,9 @@ class Inputs:
         b_strides = (problem.ldb, 1) if problem.layout[1] == "n" else (1, problem.ldb)
         return InputSet(
             number=number,
-            a=Matrix(operand("A"), problem.m, problem.k, *a_strides),
-            b=Matrix(operand("B"), problem.k, problem.n, *b_strides),
-            c0=Matrix(operand("C0") if problem.beta else 0, problem.m, problem.n, problem.n, 1),
+            a=Matrix(operand("A"), problem.m, problem.k, *a_strides, problem.batch, problem.stride_a),
+            b=Matrix(operand("B"), problem.k, problem.n, *b_strides, problem.batch, problem.stride_b),
+            c0=self.c._replace(address=operand("C0") if problem.beta else 0),
             samples=samples,
             places=(place(0, samples[0]), place(1, samples[1])),
             x=address("x"),

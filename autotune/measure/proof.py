@@ -24,6 +24,7 @@ from autotune.values.problem import Problem, Strided
 
 MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds
 MOST_SECONDS = 300.0  # of CPU time; a miniature takes some tenths
+MOST_PRODUCTS = 2  # of a batch: all are computed alike
 MANY_PARTS = 4  # of k, beyond which each is as short as it may be, and tiles are as few
 UNTILED = 32  # extent that stands for a tile in families that have none
 
@@ -74,7 +75,7 @@ def small_problem(
     n = _shortened(problem.n, BN, max(tiles, least_n))
     steps = stages + 1 if parts > MANY_PARTS else max(3, 2 * stages)
     k = _shortened(problem.k, BK, parts * steps, parts * stages)
-    return replace(problem, m=m, n=n, k=k)
+    return replace(problem, m=m, n=n, k=k, batch=min(problem.batch, MOST_PRODUCTS))
 
 
 def prove(
@@ -110,7 +111,7 @@ def prove(
             return verdict
         verdicts.append(verdict)
     nearest = max(verdicts, key=lambda verdict: verdict.error / verdict.bound)
-    sizes = " and ".join(f"{each.m} x {each.n} x {each.k}" for each in small)
+    sizes = " and ".join(each.extents for each in small)
     inputs = f"N(0,1), simulated at {sizes} with all checks: all elements"
     return Verdict(True, nearest.error, nearest.bound, "", inputs)
 
@@ -126,10 +127,7 @@ def _executed(
     if isinstance(binary, Rejected):
         return binary
     random = np.random.default_rng(seed)
-    a, b, c0 = (
-        random.standard_normal(shape, np.float32)
-        for shape in (problem.a_shape, problem.b_shape, problem.c_shape)
-    )
+    a, b, c0 = (random.standard_normal(shape, np.float32) for shape in problem.arrays)
     alpha, beta = draw_scalars(problem, random)
     workspace = workspace_of(source.launch)
     results = []

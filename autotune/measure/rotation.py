@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from autotune.measure.cuda import Gpu
@@ -32,8 +33,7 @@ class Rotation:
     def __init__(self, gpu: Gpu, problem: Problem, operands: Operands, l2_bytes: int) -> None:
         self._memory: list[Any] = []
         self.operands = [operands]
-        counts = (problem.m * problem.k, problem.k * problem.n, problem.m * problem.n)
-        sizes = [FLOAT_BYTES * count for count in counts]
+        sizes = [FLOAT_BYTES * math.prod(shape) for shape in problem.arrays]
         while len(self.operands) < 2 or len(self.operands) * sum(sizes) <= COLD_L2_FACTOR * l2_bytes:
             memory = [gpu.allocate(size) for size in sizes]
             for target, source, size in zip(memory, operands, sizes, strict=True):

@@ -13,10 +13,11 @@ MAX_ELEMENTS = 1 << 23  # of one sample: 128 MiB of references
 
 @dataclass(frozen=True)
 class Sample:
-    """The elements of C at ``rows`` x ``cols``, each `[count]` int32, ascending."""
+    """The elements of the C of one product at ``rows`` x ``cols``, each `[count]` int32, ascending."""
 
     rows: NDArray[np.int32]
     cols: NDArray[np.int32]
+    product: int = 0
 
     @property
     def count(self) -> int:
@@ -24,14 +25,17 @@ class Sample:
         return len(self.rows) * len(self.cols)
 
 
-def draw_samples(m: int, n: int, random: np.random.Generator) -> tuple[Sample, Sample]:
+def draw_samples(m: int, n: int, random: np.random.Generator, batch: int = 1) -> tuple[Sample, Sample]:
     """Draw some whole rows and some whole columns of C, the first and the last always among them.
+
+    In a batch each of the two is of a product that is drawn.
 
     There are `LINES` of each, fewer where they would exceed `MAX_ELEMENTS`; a line that alone exceeds it is
     compared at evenly spaced places.
     """
-    rows = Sample(_lines(m, n, random), _places(n))
-    cols = Sample(_places(m), _lines(n, m, random))
+    products = [int(random.integers(batch)) if batch > 1 else 0 for _ in range(2)]
+    rows = Sample(_lines(m, n, random), _places(n), products[0])
+    cols = Sample(_places(m), _lines(n, m, random), products[1])
     return rows, cols
 
 

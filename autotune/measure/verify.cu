@@ -135,10 +135,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) reference(
 }
 
 // sums[i] += sum over j of weights[j] M[i, j] (SQUARED: of its square); null weights are ones. One warp per row;
-// grid: x = rows / WARPS, y = slices of the columns.
+// grid: x = rows / WARPS, y = slices of the columns, z = matrices of a batch, whose elements, weights and sums lie
+// `step`, `weights_step` and `rows` apart.
 template <bool SQUARED>
-__device__ void add_row_sums(const float* M, Index rows, Index cols, Index row_stride, Index col_stride,
-                             const double* weights, double* sums) {
+__device__ void add_row_sums(const float* M, Index rows, Index cols, Index row_stride, Index col_stride, Index step,
+                             const double* weights, Index weights_step, double* sums) {
+    M += blockIdx.z * step;
+    sums += blockIdx.z * rows;
+    if (weights != nullptr) weights += blockIdx.z * weights_step;
     const Index row = Index(blockIdx.x) * WARPS + threadIdx.x / WARP;
     if (row >= rows) return;            // the whole warp leaves together
     const Index slice = ((cols - 1) / gridDim.y + WARP) / WARP * WARP;
@@ -157,14 +161,14 @@ __device__ void add_row_sums(const float* M, Index rows, Index cols, Index row_s
 
 // sums += M weights
 extern "C" __global__ void project(const float* M, Index rows, Index cols, Index row_stride, Index col_stride,
-                                   const double* weights, double* sums) {
-    add_row_sums<false>(M, rows, cols, row_stride, col_stride, weights, sums);
+                                   Index step, const double* weights, Index weights_step, double* sums) {
+    add_row_sums<false>(M, rows, cols, row_stride, col_stride, step, weights, weights_step, sums);
 }
 
 // sums[i] += squared 2-norm of row i of M diag(weights)
 extern "C" __global__ void row_squares(const float* M, Index rows, Index cols, Index row_stride, Index col_stride,
-                                       const double* weights, double* sums) {
-    add_row_sums<true>(M, rows, cols, row_stride, col_stride, weights, sums);
+                                       Index step, const double* weights, Index weights_step, double* sums) {
+    add_row_sums<true>(M, rows, cols, row_stride, col_stride, step, weights, weights_step, sums);
 }
 
 // ---------------------------------------------------------------------------------------------- comparisons

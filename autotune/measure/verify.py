@@ -66,6 +66,12 @@ class Deviation:
     row: int
     col: int
     value: float
+    product: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The element, such as C[3, 5]; in a batch behind the number of the product."""
+        return f"C[{'' if self.product is None else f'{self.product}, '}{self.row}, {self.col}]"
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,17 @@ class Projection:
     Attributes:
         worst: Largest |(E x)[i]| / `projection_limit`; infinite for NaN.
         row: The row where it is.
+        product: Whose row; None where there is only one.
     """
 
     worst: float
     row: int
+    product: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The row, such as "row 3 of C"."""
+        return f"row {self.row} of C{'' if self.product is None else f'[{self.product}]'}"
 
 
 def bound_factor(k: int, arithmetic: Math = "ffma") -> float:
@@ -110,7 +123,7 @@ def projection_vector(n: int, seed: int) -> NDArray[np.float64]:
 def projection_limit(
     alpha: float,
     a_norms: NDArray[np.float64],
-    b_norm: float,
+    b_norm: NDArray[np.float64] | float,
     beta: float,
     c0_norms: NDArray[np.float64] | float,
     factor: float = BOUND_FACTOR,
@@ -126,7 +139,7 @@ def projection_limit(
     Args:
         alpha: Scalar of the product.
         a_norms: `[m]`, 2-norms of the rows of op(A).
-        b_norm: Frobenius norm of op(B) with its columns scaled by x.
+        b_norm: Frobenius norm of op(B) with its columns scaled by x; in a batch for each row.
         beta: Scalar of C0.
         c0_norms: `[m]`, 2-norms of the rows of C0 scaled by x; 0 when there is no C0.
         factor: f, see `bound_factor`.
@@ -159,7 +172,7 @@ def judge(
     )
     error = math.sqrt(squares / norm_squares) if norm_squares else (math.inf if squares else 0.0)
     worst = max(deviations, key=lambda part: part.worst)
-    where = f"C[{worst.row}, {worst.col}]"
+    where = worst.place
     if not worst.worst <= bound:
         why = (
             f"{where} is {worst.value}"
@@ -169,7 +182,7 @@ def judge(
     elif not error <= bound:
         why = "too inexact"
     elif projection is not None and not projection.worst <= 1:
-        why = f"row {projection.row} of C is wrong: its projection is off by {projection.worst:.3g} limits"
+        why = f"{projection.place} is wrong: its projection is off by {projection.worst:.3g} limits"
     else:
         return Verdict(True, error, bound, "", inputs)
     return Verdict(False, error, bound, f"{why}; relative error {error:.3g}, bound {bound:.3g}", inputs)
@@ -189,16 +202,16 @@ def verify_numpy(
 
     Args:
         problem: Sizes and layout.
-        a: As stored, see `Problem.a_shape`.
-        b: As stored, see `Problem.b_shape`.
-        c0: `[m, n]`, C before the call; None when beta is 0.
-        c: `[m, n]`, C after the call.
+        a: As stored, see `Problem.arrays`.
+        b: As stored, likewise.
+        c0: C before the call; None when beta is 0.
+        c: C after the call.
         alpha: Scalar of the product.
         beta: Scalar of C0.
         inputs: What was checked, for the verdict.
     """
-    op_a = np.asarray(a if problem.layout[0] == "n" else a.T, np.float64)
-    op_b = np.asarray(b if problem.layout[1] == "n" else b.T, np.float64)
+    op_a = np.asarray(a if problem.layout[0] == "n" else a.swapaxes(-1, -2), np.float64)
+    op_b = np.asarray(b if problem.layout[1] == "n" else b.swapaxes(-1, -2), np.float64)
     reference = alpha * (op_a @ op_b)
     limit = abs(alpha) * (np.abs(op_a) @ np.abs(op_b))
     if c0 is not None and beta != 0:
@@ -208,18 +221,20 @@ def verify_numpy(
 
 
 def _deviation(c: NDArray[Any], reference: NDArray[np.float64], limit: NDArray[np.float64]) -> Deviation:
-    """Compare `[m, n]` arrays on the host as the kernel ``compare`` of verify.cu does on the GPU."""
+    """Compare arrays on the host as the kernel ``compare`` of verify.cu does on the GPU."""
     error = np.abs(c.astype(np.float64) - reference)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error <= 0, 0.0, error / limit)
     ratio[np.isnan(ratio)] = np.inf
-    row, col = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    *product, row, col = map(int, place)
     return Deviation(
         error_squares=float(np.square(error).sum()),
         reference_squares=float(np.square(reference).sum()),
         limit_squares=float(np.square(limit).sum()),
-        worst=float(ratio[row, col]),
-        row=int(row),
-        col=int(col),
-        value=float(c[row, col]),
+        worst=float(ratio[place]),
+        row=row,
+        col=col,
+        value=float(c[place]),
+        product=product[0] if product else None,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from autotune.code.compiler import Binary, compile_text
 from autotune.errors import Rejected, ToolchainError
+from autotune.values.problem import FLOAT_BYTES
 
 THREADS = 256  # constants of verify.cu
 WARPS = 8
@@ -20,6 +21,7 @@ COMPARED_WORDS = 4  # what `compare` writes, 64 bits each: packed worst ratio, t
 
 _BLOCKS_PER_SM = 8
 _WARPS_PER_SM = 64
+_MOST_LAYERS = 65535  # of a grid
 _LEAST_SLICE = 256  # columns, or k indices, worth a block of their own
 _ENTRIES = (
     "fill_normal",
@@ -35,13 +37,20 @@ _ENTRIES = (
 
 
 class Matrix(NamedTuple):
-    """A float32 matrix in device memory; strides in elements."""
+    """A float32 matrix in device memory, or a batch of them ``step`` apart; strides in elements."""
 
     address: int
     rows: int
     cols: int
     row_stride: int
     col_stride: int
+    batch: int = 1
+    step: int = 0
+
+    def at(self, number: int, row: int = 0) -> Matrix:
+        """Return one matrix of the batch, from a row on."""
+        elements = number * self.step + row * self.row_stride
+        return self._replace(address=self.address + FLOAT_BYTES * elements, rows=self.rows - row, batch=1)
 
 
 class Place(NamedTuple):
@@ -139,13 +148,20 @@ class VerifyKernels:
             *(np.uint64(place.expected), np.uint64(place.limit)),
         )
 
-    def project(self, matrix: Matrix, weights: int, sums: int) -> None:
-        """Add matrix x weights to zeroed sums, `[rows]` float64."""
-        self._row_sums("project", matrix, weights, sums)
+    def project(self, matrix: Matrix, weights: int, sums: int, weights_step: int = 0) -> None:
+        """Add matrix x weights to zeroed sums, `[batch, rows]` float64.
+
+        Args:
+            matrix: One, or a batch.
+            weights: `[cols]` float64.
+            sums: Where to add.
+            weights_step: From the weights of one matrix to those of the next; 0: all have the same.
+        """
+        self._row_sums("project", matrix, weights, sums, weights_step)
 
     def row_squares(self, matrix: Matrix, weights: int, sums: int) -> None:
         """Add the squared norms of the rows of matrix x diag(weights) to zeroed sums; weights 0: ones."""
-        self._row_sums("row_squares", matrix, weights, sums)
+        self._row_sums("row_squares", matrix, weights, sums, 0)
 
     def compare(self, c: Matrix, place: Place, found: int) -> None:
         """Compare C at a place: `COMPARED_WORDS` zeroed words at ``found``."""
@@ -188,15 +204,18 @@ class VerifyKernels:
             "count_changed", (self._sm_count, count), np.uint64(base), np.uint64(spans), np.uint64(found)
         )
 
-    def _row_sums(self, name: str, matrix: Matrix, weights: int, sums: int) -> None:
-        slices, _ = split(matrix.cols, -(-_WARPS_PER_SM * self._sm_count // matrix.rows))
-        self._run(
-            name,
-            (-(-matrix.rows // WARPS), slices),
-            np.uint64(matrix.address),
-            *(np.int64(number) for number in matrix[1:]),
-            *(np.uint64(weights), np.uint64(sums)),
-        )
+    def _row_sums(self, name: str, matrix: Matrix, weights: int, sums: int, weights_step: int) -> None:
+        slices, _ = split(matrix.cols, -(-_WARPS_PER_SM * self._sm_count // (matrix.batch * matrix.rows)))
+        extents = (matrix.rows, matrix.cols, matrix.row_stride, matrix.col_stride, matrix.step)
+        for first in range(0, matrix.batch, _MOST_LAYERS):
+            self._run(
+                name,
+                (-(-matrix.rows // WARPS), slices, min(_MOST_LAYERS, matrix.batch - first)),
+                np.uint64(matrix.at(first).address),
+                *(np.int64(number) for number in extents),
+                *(np.uint64(weights and weights + 8 * first * weights_step), np.int64(weights_step)),
+                np.uint64(sums + 8 * first * matrix.rows),
+            )
 
     def _blocks(self, threads: int) -> tuple[int, ...]:
         return (max(1, min(-(-threads // THREADS), _BLOCKS_PER_SM * self._sm_count)),)

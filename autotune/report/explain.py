@@ -280,8 +280,8 @@ def _counted(
     source = render(space, config, miniature, device)
     binary = _compiled(source, device, "-lineinfo")
     random = np.random.default_rng(0)
-    a, b = (random.standard_normal(shape, np.float32) for shape in (miniature.a_shape, miniature.b_shape))
-    c, beta = np.zeros(miniature.c_shape, np.float32), float(miniature.beta)
+    a, b = (random.standard_normal(shape, np.float32) for shape in miniature.arrays[:2])
+    c, beta = np.zeros(miniature.arrays[2], np.float32), float(miniature.beta)
     report = run_launch(
         binary.ptx,
         source.launch,

@@ -155,10 +155,13 @@ class Problem:
 
     def __str__(self) -> str:
         words = (self.layout, "beta" if self.beta else "", "" if self.math == "ffma" else self.math)
-        extents = f"{self.m} x {self.n} x {self.k}"
-        if self.batch > 1:
-            extents = f"{self.batch} x ({extents})"
-        return f"{extents} {' '.join(filter(None, words))}"
+        return f"{self.extents} {' '.join(filter(None, words))}"
+
+    @property
+    def extents(self) -> str:
+        """The sizes in words, such as "64 x 64 x 64", or "8 x (64 x 64 x 64)" of a batch."""
+        sizes = f"{self.m} x {self.n} x {self.k}"
+        return sizes if self.batch == 1 else f"{self.batch} x ({sizes})"
 
     def cli_flags(self) -> str:
         """Return the flags that name this problem on the command line."""
