@@ -132,7 +132,7 @@ def test_a_gpu_that_was_not_learned_has_the_tiles_and_the_plain_estimate(tmp_pat
     assert served(tmp_path).note == ""
 
 
-def test_a_changed_family_has_the_plain_estimate_and_one_line(tmp_path):
+def test_a_changed_family_has_the_plain_estimate_and_one_line(tmp_path, monkeypatch):
     learned = read_learned(SHIPPED)
     sgemm = learned.families["sgemm"]
     probes = tuple(dataclasses.replace(probe, code_digest="0" * 64) for probe in sgemm.fitted_on.probes)
@@ -146,6 +146,8 @@ def test_a_changed_family_has_the_plain_estimate_and_one_line(tmp_path):
     assert found.note.startswith("sgemm has changed since it was learned")
     assert "\n" not in found.note
     assert all(point.ms == point.estimate_ms for point, _ in found.points)
+    monkeypatch.setattr(module, "holds", None)  # what is known of the family is kept for other problems
+    assert served(tmp_path, Problem(200, 136, 73)).note == found.note
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 1}', '{"schema": 99}', "[" * 10_000])

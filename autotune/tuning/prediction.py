@@ -40,7 +40,10 @@ MOST = 16  # points that are kept of a problem
 NEAR = 4  # stored winners whose tiles are looked at
 _OTHER_LAYOUT = 1.0  # as far as one extent larger by e
 _OTHER_BETA = 0.25
-_PREDICTING = ("families", "model", "space", "search/prediction.py", "tuning/prediction.py")
+_PREDICTING = (
+    *("families", "model", "space", "search/prediction.py", "tuning/prediction.py"),
+    *("code/render.py", "code/templates.py", "code/sandbox.py", "values"),
+)
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,13 @@ def _correction(
     family: LearnedFamily, space: Space, device: Device, store: Store
 ) -> tuple[Correction | None, str]:
     """Return the correction that was learned from kernels like these, or a note that they have changed."""
-    if holds(family.fitted_on, space, device, store.depot):
+    parts = [_code_digest(), space.content_digest, template_digest(space), repr((family.fitted_on, device))]
+    key = "holds." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    known = store.depot.get(key)  # else kernels are rendered to find out, which takes 100 ms
+    if known is None:
+        known = str(holds(family.fitted_on, space, device, store.depot)).encode()
+        store.depot.put(key, known)
+    if known == b"True":
         return family.correction, ""
     return None, (
         f"{space.family} has changed since it was learned: its kernels without a record are chosen by the "
