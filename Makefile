@@ -9,7 +9,7 @@ gpu_large := tests/gpu/test_large_on_gpu.py
 gpu_sanitizer := tests/gpu/test_sanitizer.py
 gpu_search := tests/gpu/test_gpu_worker.py tests/gpu/test_tuner_on_gpu.py
 gpu_docs := tests/gpu/test_docs_on_gpu.py
-gpu_torch := tests/gpu/test_captures_on_gpu.py tests/gpu/test_torch_on_gpu.py tests/gpu/test_leaks_on_gpu.py
+gpu_torch := tests/gpu/test_captures_on_gpu.py tests/gpu/test_torch_on_gpu.py tests/gpu/test_leaks_on_gpu.py tests/gpu/test_examples_on_gpu.py
 gpu_reports := tests/gpu/test_bench_on_gpu.py tests/gpu/test_ladder_on_gpu.py
 GPU_PARTS := gpu-kernels gpu-numbers gpu-large gpu-sanitizer gpu-search gpu-docs gpu-torch gpu-reports
 

@@ -30,9 +30,11 @@ def matmul(
     Raises:
         UsageError: An operand is no matrix, is not float32 or not on a GPU, or the two do not fit.
     """
-    if a.dim() < 2 or b.dim() < 2:
-        name, operand = ("a", a) if a.dim() < 2 else ("b", b)
-        raise UsageError(f"{name} has {operand.dim()} dimensions: pass a matrix, such as {name}[None, :]")
+    for name, operand in (("a", a), ("b", b)):
+        if operand.dim() < 2:
+            raise UsageError(f"{name} has {operand.dim()} dimensions: pass a matrix, such as {name}[None, :]")
+        if operand.device.type not in ("cuda", "meta"):
+            raise UsageError(f"{name} is a tensor on {operand.device}: pass {name}.cuda()")
     if a.dim() == 2 and b.dim() == 2:
         return _multiply(a, b, alpha, math, tune)
     if b.dim() == 2 and a.is_contiguous():  # rows of all matrices under each other

@@ -147,6 +147,22 @@ def test_plain_matmul_and_kernels_may_stand_in_what_is_compiled():
     close(compiled(a, b), a.double().relu() @ b.double() + a.double() @ b.double())
 
 
+def test_what_does_not_fit_is_one_clear_line():
+    from autotune.torch import matmul
+
+    a, b = factors()
+    for operands, message in (
+        ((a.cpu(), b), r"a is a tensor on cpu: pass a\.cuda\(\)"),
+        ((a[0], b), "a has 1 dimensions"),
+        ((a, b.half()), r"b is float16, not float32: pass b\.float\(\)"),
+        ((a, a), "the inner extents must agree"),
+    ):
+        with pytest.raises(autotune.UsageError, match=message):
+            matmul(*operands)
+    assert not matmul(a[:, :0], b[:0]).any()
+    assert matmul(a[:0], b).shape == (0, SIZE[1])
+
+
 def test_exported():
     from autotune.torch import matmul
 
@@ -193,7 +209,8 @@ def test_linear_layers_run_on_our_kernels_backward_too(math):
         autotune.torch.counts()
 
 
-def test_compiled_modules_run_on_our_kernels():
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled_modules_run_on_our_kernels(mode):
     import autotune.torch
 
     torch.manual_seed(7)
@@ -202,9 +219,13 @@ def test_compiled_modules_run_on_our_kernels():
     net(x).sum().backward()
     wanted = [each.grad.clone() for each in net.parameters()]
     net.zero_grad()
-    compiled = torch.compile(net)
+    torch.compiler.reset()
+    compiled = torch.compile(net, mode=mode)
     with autotune.torch.enabled() as counts:
-        compiled(x).sum().backward()
+        for _ in range(4):  # warm up, record, replay
+            net.zero_grad()
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled(x).sum().backward()
     assert counts.ours == counts.total >= 4, str(counts)
     for each, true in zip(net.parameters(), wanted, strict=True):
         close(each.grad, true.double(), 3e-5)
