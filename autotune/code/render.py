@@ -73,6 +73,23 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
     )
 
 
+def require_template(space: Space, config: Config, problem: Problem, device: Device) -> None:
+    """Refuse a template that does not parse, or names what no config gives it, in it or a file that it names.
+
+    Raises:
+        SpaceError: It is so; with the file and line.
+    """
+    template = template_of(space)
+    known = {*space.values(config, problem, device), "layout", "family", "config_id", "template_digest"}
+    try:
+        unknown = template.unknown_name(known)
+    except Exception as error:
+        raise SpaceError(f"{_place(error, template)}: does not parse ({_message(error)})") from error
+    if unknown:
+        place, line, name = unknown
+        raise SpaceError(f"{place}: line {line}: {name!r} is no parameter, quantity or name of a template")
+
+
 def template_digest(space: Space) -> str:
     """Hash the space's template and every file that it could load.
 

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -41,6 +41,10 @@ _LOADS = re.compile(
     rf"\s*(?P<named>{_STRING})\s+(?:ignore|with|without|as|import)\b)?",
     re.MULTILINE,
 )
+
+_ASSEMBLY = re.compile(r"\{%(?=[%\d])")  # inline assembly such as {%0, %1}: no statement of Jinja begins so
+
+_ASKING = ("defined", "undefined", "default", "d")  # tests and filters of names that need not exist
 
 _Stamp = (
     tuple[int, int, int] | None
@@ -72,6 +76,34 @@ class Template:
 
         return sandbox(jinja2.FunctionLoader(self._load)).get_template(self.name)
 
+    def unknown_name(self, known: Set[str]) -> tuple[Path, int, str] | None:
+        """Return place, line and name of the first name that nothing gives, in files that are loaded by name.
+
+        Raises:
+            jinja2.TemplateError: One of them does not parse or is missing.
+        """
+        from jinja2 import meta, nodes
+
+        trees: dict[str, nodes.Template] = {}
+        waiting = [self.name]
+        for name in waiting:
+            text, place, _ = self._load(name)
+            trees[name] = self.jinja.environment.parse(text, name, place)
+            optional = re.search(r"\bignore\s+missing\b", text) is not None
+            named = (each for each in loads(text)[0] if each in self.files or not optional)
+            waiting += [each for each in dict.fromkeys(named) if each not in waiting]
+        given = {*known, *self.jinja.environment.globals}
+        for tree in trees.values():
+            given |= {each.name for each in tree.find_all(nodes.Name) if each.ctx != "load"}
+            given |= {each.name for each in tree.find_all(nodes.Macro)}
+            asked = (each.node for each in tree.find_all((nodes.Test, nodes.Filter)) if each.name in _ASKING)
+            given |= {each.name for each in asked if isinstance(each, nodes.Name)}
+        for name, tree in trees.items():
+            for each in tree.find_all(nodes.Name):
+                if each.name not in given and each.name in meta.find_undeclared_variables(tree):
+                    return self.files[name][0], each.lineno, each.name
+        return None
+
     def _load(self, name: str) -> tuple[str, str, None]:
         import jinja2
 
@@ -79,7 +111,7 @@ class Template:
         if found is None:
             where = f"beside {self.name} or among the built-in templates"
             raise jinja2.TemplateNotFound(name, f"{name!r} is no template {where}")
-        return found[1], str(found[0]), None
+        return _ASSEMBLY.sub('{{ "{%" }}', found[1]), str(found[0]), None
 
 
 def template_of(space: Space) -> Template:

@@ -8,7 +8,11 @@ simulator does not model (see `autotune.simulator`) is left to a GPU.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +30,8 @@ MOST_STEPS = 20_000  # basic blocks; a miniature takes some hundreds
 MOST_SECONDS = 300.0  # of CPU time; a miniature takes some tenths
 MOST_PRODUCTS = 2  # of a batch: all are computed alike
 MANY_PARTS = 4  # of k, beyond which each is as short as it may be, and tiles are as few
-UNTILED = 32  # extent that stands for a tile in families that have none
+# Extents that are tried for a tile that a family does not call BM, BN or BK, until the config is legal.
+UNNAMED_TILES = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 def miniatures(space: Space, config: Config, problem: Problem, device: Device) -> list[Problem]:
@@ -53,6 +58,8 @@ def small_problem(
 ) -> Problem:
     """Return one small problem with a config's edges, alignments and remainders; it runs the main loop twice.
 
+    Tiles that a family calls otherwise than BM, BN and BK are taken to be the smallest that make it legal.
+
     Args:
         space: The config's family.
         config: Legal for the problem and device.
@@ -62,9 +69,25 @@ def small_problem(
         groups: Whether there must be tiles for a second group of the raster.
     """
     values = space.values(config, problem, device)
-    tile = {"BM": UNTILED, "BN": UNTILED, "BK": UNTILED, "stages": 1, "group_m": 1}
-    BM, BN, BK, stages, group_m = (int(values.get(name, default)) for name, default in tile.items())
-    split_k = int(values.get("split_k", 1))
+    tried = ((int(values[name]),) if name in values else UNNAMED_TILES for name in ("BM", "BN", "BK"))
+    small = [
+        _miniature(config, values, problem, tile, tiles, groups)
+        for tile in sorted(product(*tried), key=math.prod)
+    ]
+    return next((each for each in small if not space.violations(config, each, device)), small[0])
+
+
+def _miniature(
+    config: Config,
+    values: Mapping[str, Any],
+    problem: Problem,
+    tile: Sequence[int],
+    tiles: int,
+    groups: bool,
+) -> Problem:
+    """Return the problem without most of its whole tiles (along m, n and k)."""
+    BM, BN, BK = tile
+    stages, group_m, split_k = (int(values.get(name, 1)) for name in ("stages", "group_m", "split_k"))
     parts = split_k if "split_k" in config else min(split_k, 2)  # what is derived follows the problem
     if parts > MANY_PARTS:
         tiles = 1

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.code.render import Source, render
+from autotune.code.render import Source, render, require_template
 from autotune.errors import SpaceError
+from autotune.paths import data_dir
 from autotune.space.space import Config, Legal, Space
 from autotune.space.statements import Value
 from autotune.values.device import Device
@@ -83,6 +84,8 @@ class Candidates:
                     raise
                 self.without.append(str(error))
                 continue
+            if space.path.parent != data_dir("search_spaces"):  # the user's own, not a built-in one
+                require_template(space, legal.config(0), problem, device)
             found.append(Family(space, legal, count))
             count += len(legal)
         if not found:

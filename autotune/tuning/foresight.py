@@ -218,6 +218,7 @@ def _proven(
         TuningError: There is none.
     """
     proven: list[tuple[int, Built, Verdict]] = []
+    failed: list[str] = []
     attempts = pipeline.build(pipeline.fastest()[:ATTEMPTS])
     for number, built in attempts.items():
         log, space = logs[candidates.place(number)[0]], candidates.family(number).space
@@ -231,10 +232,15 @@ def _proven(
             rejected = replace(trial, outcome=verdict)
             progress.count(rejected)
             log.append(rejected.line())
+            failed.append(f"{rejected.id} ({verdict.kind}: {verdict.why})")
         progress.best = pipeline.trials[proven[0][0]] if proven else None
         watch(progress)
         if len(proven) == PROOFS:
             break
+    if failed and not proven:
+        raise TuningError(
+            f"none of the {len(failed)} best estimates proved right in the simulator: {'; '.join(failed)}"
+        )
     if not proven:
         raise TuningError(progress.nothing_usable())
     _, best, verdict = proven[0]

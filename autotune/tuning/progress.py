@@ -107,8 +107,9 @@ class Progress:
 
     def nothing_usable(self) -> str:
         """Return why a run ended without one usable candidate."""
+        found = {kind: f", such as {example}" for kind, example in self.examples.items()}
         counts = "; ".join(
-            f"{count} {kind}, such as {self.examples[kind]}" for kind, count in self.outcomes.items() if count
+            f"{count} {kind}{found.get(kind, '')}" for kind, count in self.outcomes.items() if count
         )
         return f"0 of {self.seen} candidates are usable" + (
             f" ({counts})" if counts else f": the budget of {self.budget} ended first; give more"
