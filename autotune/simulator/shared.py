@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Pattern:
         lane: One lane that touches each of them, ``[words]`` int64.
         blocks: Block of each unit, ``[words]`` int64.
         traffic: Requests, wavefronts, conflict-free wavefronts.
+        low, high: The least and the greatest address within a block's window.
     """
 
     address: Any
@@ -43,6 +44,8 @@ class Pattern:
     lane: Any = None
     blocks: Any = None
     traffic: tuple[int, int, int] = (0, 0, 0)
+    low: int = 0
+    high: int = 0
 
 
 class SharedMemory:
@@ -105,10 +108,38 @@ class SharedMemory:
             and (found.address == address).all()
         ):
             return found
-        found = known[first] = self._work_out(access, address, lanes)
+        found = self._moved(access, known, address, lanes) or self._work_out(access, address, lanes)
+        known[first] = found
         if len(known) > PATTERNS_PER_ACCESS:
             known.popitem(last=False)
         return found
+
+    def _moved(
+        self, access: Access, known: OrderedDict[int, Pattern], address: Any, lanes: Any
+    ) -> Pattern | None:
+        """Return what follows from the last pattern if this one is as far from it in all lanes, in bounds.
+
+        A shift by whole words changes no wavefront: it turns the banks by as many.
+        """
+        last = next(reversed(known.values()), None)
+        if last is None or len(last.address) != len(address) or not _same(last.lanes, lanes):
+            return None
+        shift = int(address[0]) - int(last.address[0])
+        moved = last.address + address.dtype.type(shift % (1 << address.dtype.itemsize * 8))
+        low, high = last.low + shift, last.high + shift
+        fits = shift % max(access.size, 4) == 0 and low >= 0 and high + access.size <= self.size
+        if not fits or not (moved == address).all():
+            return None
+        words = None if last.words is None else last.words + shift // self.unit
+        return replace(
+            last,
+            address=moved,
+            offsets=last.offsets + shift,
+            index=last.index + shift // access.size,
+            words=words,
+            low=low,
+            high=high,
+        )
 
     def _work_out(self, access: Access, address: Any, lanes: Any) -> Pattern:
         who = np.arange(self.lanes.count) if lanes is None else lanes
@@ -138,6 +169,7 @@ class SharedMemory:
             )
         offsets = local + self.base[who]
         found = Pattern(address.copy(), lanes, offsets, offsets // access.size)
+        found.low, found.high = int(local.min()), int(local.max())
         if self.checks:
             self._words(access, found, who)
         if self.counters:
