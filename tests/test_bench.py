@@ -596,6 +596,21 @@ def test_a_run_of_other_shapes_or_of_another_kind_is_another_run(tmp_path):
         assert again(tmp_path, **words)[:2] == (SIX, [])
 
 
+def test_a_stopped_run_that_tunes_goes_on_too(quickly, tmp_path):
+    told, said = [], []
+
+    def stop(row):
+        raise KeyboardInterrupt
+
+    words = {"root": tmp_path, "quick": True, "service": STUB}
+    with pytest.raises(KeyboardInterrupt):
+        bench(SIX[:2], tell=stop, **words)
+    report = bench(SIX[:2], tell=lambda row: told.append(row.shape), say=said.append, **words)
+    assert (told, report.resumed) == (SIX[1:2], 1)
+    assert [row.winner.served for row in report.rows] == ["exact", "exact"]
+    assert len((tmp_path / "measured").read_text().split()) == 2  # each once
+
+
 def test_what_was_not_timed_is_tried_again(tmp_path, monkeypatch):
     def fails(self, comparison):
         raise DeviceError("the GPU is gone")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from made_records import H200, SGEMM, made, made_estimate
 
 from autotune.cli import cli
-from autotune.errors import RecordMissing
+from autotune.errors import RecordMissing, UsageError
 from autotune.kernel.choices import Choices
 from autotune.records import Store
 from autotune.report.expected import expected
@@ -70,9 +70,11 @@ def test_a_family_without_a_model_has_its_presets(tmp_path):
     assert told.limit.name in ("fill", "shared")
 
 
-def test_where_nothing_fits_it_says_what_to_do(tmp_path):
-    with pytest.raises(RecordMissing, match="nothing else serves it: run 'autotune tune --m 200"):
+def test_where_nothing_serves_it_says_so(tmp_path, run):
+    with pytest.raises(UsageError, match="no kernel family computes 200 x 136 x 72 nn on NVIDIA H200"):
         found(tmp_path, spaces=[Space.load("sgemm_skinny")])
+    with pytest.raises(UsageError, match="no kernel family computes 200 x 136 x 72 nn 3xtf32 on Tesla T4"):
+        run("show", *SIZES, "--math", "3xtf32", "--target", "t4")
 
 
 # --- show ---

@@ -158,7 +158,7 @@ def stored_among(
         if found.evidence == "estimated" and not estimated:
             told = "no measured record: this is the estimated one, whose speed nobody measured"
         return Found(space, space.config(found.config), found.evidence, found, told=told)
-    with suppress(RecordMissing):
+    with suppress(RecordMissing, UsageError):
         if predict:
             return predicted_among(spaces, problem, device, store, command)
     kind = "estimated record" if estimated else "record"
@@ -171,7 +171,8 @@ def predicted_among(
     """Return what would serve a problem if it had no record; ``command`` makes one.
 
     Raises:
-        RecordMissing: Nothing would.
+        UsageError: Nothing would: no family computes the problem on the device.
+        RecordMissing: Nothing but a record would.
     """
     from autotune.kernel.choices import Choices
     from autotune.report.expected import expected

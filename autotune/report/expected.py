@@ -102,7 +102,8 @@ def expected(choices: Choices) -> Expected:
     """Return what would serve if there were no record of this very problem, and why.
 
     Raises:
-        RecordMissing: Nothing would: no family that was asked for has a model or a preset that fits.
+        UsageError: Nothing would: no family computes the problem on the device.
+        RecordMissing: Nothing but a record would.
     """
     found: dict[Any, Choice] = {}
     for choice in choices.substitutes():
@@ -110,6 +111,7 @@ def expected(choices: Choices) -> Expected:
         if len(found) == MOST:
             break
     if not found:
+        next(choices.all())  # or it says what is missing
         raise RecordMissing(f"{choices.missing()}, and nothing else serves it: run '{choices.command}'")
     first = next(iter(found.values()))
     problem, device, space = choices.problem, choices.device, first.space
