@@ -18,29 +18,33 @@ LEAST_SHARE = 1 / 8
 PATIENCE = 8  # rejections after its starts, from which on a family without a time gets the least share
 
 
-class FamilySearch(Protocol):
-    """A search of one family's legal list; `autotune.search.Search` is one, and documents the methods."""
+class Proposer(Protocol):
+    """Where proposals come from; `autotune.search.Search` is one, and documents the methods."""
 
     @property
     def asked(self) -> int:
-        """Number of points proposed or taken so far."""
+        """Points proposed or taken so far."""
         ...
+
+    def ask(self) -> int | None:
+        """Propose a point that was never proposed before; `WAIT` if there may be one later; else None."""
+        ...
+
+    def take(self, number: int, /) -> None:
+        """Count a point as proposed, because its outcome is known already."""
+        ...
+
+    def tell(self, number: int, median_ms: float | None, outcome: str, why: str, /) -> None:
+        """Learn the outcome of a proposed point."""
+        ...
+
+
+class FamilySearch(Proposer, Protocol):
+    """A search of one family's legal list."""
 
     @property
     def best(self) -> tuple[int, float] | None:
         """Index and median_ms of the fastest point told, or None."""
-        ...
-
-    def ask(self) -> int | None:
-        """Propose a point."""
-        ...
-
-    def take(self, index: int) -> None:
-        """Count a point as proposed, because its outcome is known."""
-        ...
-
-    def tell(self, index: int, median_ms: float | None, outcome: str = "", why: str = "") -> None:
-        """Report the outcome of a point."""
         ...
 
 

@@ -1,10 +1,13 @@
-"""What every kind of storage must do with the trials of a study, and how its failures are reported."""
+"""A trial as every kind of storage returns it, and how a storage's failures are reported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import UsageError
 from autotune.outside import printable
@@ -30,28 +33,6 @@ class Entry:
     attributes: Mapping[str, Any]
 
 
-class Trials(Protocol):
-    """The trials of one study in one kind of storage; parameters are stored when a trial ends, or before."""
-
-    def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-        """Add a RUNNING trial with its attributes in one step, numbered after all visible trials."""
-        ...
-
-    def changes(self) -> list[Entry]:
-        """Return the trials that are new or have ended since the last call, by number."""
-        ...
-
-    def finish(
-        self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
-    ) -> bool:
-        """End a trial that `changes` returned as running: COMPLETE with a value, FAIL without one.
-
-        Returns:
-            False when it had ended before, and not with these attributes.
-        """
-        ...
-
-
 class StorageLost(Exception):
     """An operation on a storage failed on every attempt; the message says why."""
 
@@ -72,7 +53,4 @@ def reason(error: BaseException, url: StorageUrl) -> str:
 
 def failures() -> tuple[type[Exception], ...]:
     """Return the exceptions of a failing storage; ValueError comes from a journal with a broken line."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
     return StorageInternalError, SQLAlchemyError, OSError, RuntimeError, ValueError

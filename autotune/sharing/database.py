@@ -23,6 +23,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import distribution_to_json
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
+from sqlalchemy import and_, event, func, insert, or_, select, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+
 from autotune.errors import UsageError
 from autotune.paths import install_command
 from autotune.sharing.backend import Entry, failures, reason, unusable
@@ -42,9 +49,6 @@ def open_database(url: StorageUrl) -> Any:
     Raises:
         UsageError: It is neither, cannot be reached, or needs a Python package that is missing.
     """
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
-
     if url.text.startswith("postgres") and url.text.count("@") > 1:
         raise unusable(url, "it has more than one @: write %40 for an @ in a user name or password")
     try:
@@ -93,9 +97,6 @@ def _missing(url: StorageUrl, driver: str) -> str:
 
 
 def _opened(url: Any, kind: str) -> Any:
-    from optuna.storages import RDBStorage
-    from sqlalchemy import event
-
     arguments: dict[str, Any] = {"timeout": SQLITE_TIMEOUT_S}
     if kind == "postgresql":
         wanted = {
@@ -143,8 +144,7 @@ class DatabaseTrials:
     """
 
     def __init__(self, storage: Any, study_id: int, distributions: Mapping[str, Any]) -> None:
-        from optuna.distributions import distribution_to_json
-        from optuna.storages._rdb import models
+        from optuna.storages._rdb import models  # private: what else is shared does not depend on it
 
         self._engine = storage.engine
         self._study_id = study_id
@@ -162,9 +162,6 @@ class DatabaseTrials:
 
     def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
         """Add a RUNNING trial; its parameters are stored when it ends."""
-        from optuna.trial import TrialState
-        from sqlalchemy import func, insert, select
-
         studies, trials = self._studies.c, self._trials.c
         lock = select(studies.study_id).where(studies.study_id == self._study_id).with_for_update()
         count = select(func.count()).where(trials.study_id == self._study_id).scalar_subquery()
@@ -179,9 +176,6 @@ class DatabaseTrials:
 
     def changes(self) -> list[Entry]:
         """Return the trials that are new or have ended since the last call, by number."""
-        from optuna.trial import TrialState
-        from sqlalchemy import and_, or_, select
-
         trials, attributes, values = self._trials.c, self._attributes.c, self._values.c
         looked_at = and_(
             trials.study_id == self._study_id,
@@ -213,9 +207,6 @@ class DatabaseTrials:
         self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
         """End a RUNNING trial in one transaction; False when it had ended before in another way."""
-        from optuna.trial import TrialState
-        from sqlalchemy import insert, select, update
-
         trials, stored = self._trials.c, self._attributes.c
         trial_id = self._ids[number]
         this = trials.trial_id == trial_id
@@ -250,8 +241,6 @@ class DatabaseTrials:
         return True
 
     def _add_attributes(self, connection: Any, trial_id: int, attributes: Mapping[str, Any]) -> None:
-        from sqlalchemy import insert
-
         rows = [
             {"trial_id": trial_id, "key": key, "value_json": json.dumps(each)}
             for key, each in attributes.items()

@@ -16,6 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
+
 from autotune.sharing.backend import Entry, reason, unusable
 from autotune.sharing.url import StorageUrl
 
@@ -43,9 +48,6 @@ def open_journal(path: Path, url: StorageUrl) -> Any:
     Raises:
         UsageError: The file is something else, damaged, or cannot be written.
     """
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
     try:
         with path.open("ab+") as file:
             file.seek(0)
@@ -176,8 +178,6 @@ class JournalTrials:
 
     def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
         """Add a RUNNING trial with its parameters."""
-        from optuna.trial import TrialState, create_trial
-
         trial = create_trial(
             state=TrialState.RUNNING,
             params=dict(parameters),
@@ -201,9 +201,6 @@ class JournalTrials:
         self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
         """End a RUNNING trial, its state last; False when it had ended before in another way."""
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         state, values = (TrialState.FAIL, None) if value is None else (TrialState.COMPLETE, [value])
         try:

@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from autotune.sharing.backend import Entry, StorageLost, Trials, failures, reason, unusable
+import optuna
+from optuna.exceptions import DuplicatedStudyError
+from optuna.study import StudyDirection
+
+from autotune.sharing.backend import Entry, StorageLost, failures, reason, unusable
 from autotune.sharing.database import DatabaseTrials, open_database
 from autotune.sharing.journal import JournalTrials, journal_path, open_journal
 from autotune.sharing.url import StorageUrl
@@ -56,9 +60,6 @@ class Storage:
 
     def _found(self, name: str) -> tuple[int, bool]:
         """Create a study, or find it: return its id, and whether it was created."""
-        from optuna.exceptions import DuplicatedStudyError
-        from optuna.study import StudyDirection
-
         try:
             return self.optuna.create_new_study([StudyDirection.MINIMIZE], name), True
         except DuplicatedStudyError:
@@ -68,13 +69,22 @@ class Storage:
 class SharedStudy:
     """One study; its methods may be called from several threads, and raise `StorageLost`.
 
+    Parameters of a trial are stored when it ends, or before.
+
     Attributes:
         name: Name of the study.
         url: URL of its storage, without secrets.
         created: Whether this process created it.
     """
 
-    def __init__(self, storage: Storage, name: str, study_id: int, created: bool, trials: Trials) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        study_id: int,
+        created: bool,
+        trials: DatabaseTrials | JournalTrials,
+    ) -> None:
         self.name = name
         self.url = storage.url.shown
         self._url = storage.url
@@ -92,7 +102,10 @@ class SharedStudy:
         return dict(self._retried(lambda: self._storage.get_study_user_attrs(self._id)))
 
     def create(self, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-        """Add a RUNNING trial; it may be added twice where the storage's answer was lost."""
+        """Add a RUNNING trial with its attributes in one step, numbered after all visible trials.
+
+        It may be added twice where the storage's answer was lost.
+        """
         self._retried(lambda: self._trials.create(parameters, attributes))
 
     def changes(self) -> list[Entry]:
@@ -102,7 +115,11 @@ class SharedStudy:
     def finish(
         self, number: int, value: float | None, parameters: Mapping[str, Any], attributes: Mapping[str, Any]
     ) -> bool:
-        """End a RUNNING trial; False when it had ended before, and not with these attributes."""
+        """End a trial that `changes` returned as running: COMPLETE with a value, FAIL without one.
+
+        Returns:
+            False when it had ended before, and not with these attributes.
+        """
         return self._retried(lambda: self._trials.finish(number, value, parameters, attributes))
 
     def _retried(self, call: Callable[[], T]) -> T:
@@ -132,8 +149,6 @@ def retried(call: Callable[[], T], url: StorageUrl) -> T:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence Optuna's log messages."""
-    import optuna
-
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.code.awake import AwakeClock
 from autotune.code.compiler import Binary
@@ -17,6 +17,7 @@ from autotune.errors import MachineError, MachineFault, Rejected, SpaceError
 from autotune.records.trials import TrialLog
 from autotune.search import WAIT
 from autotune.search.candidates import Candidates
+from autotune.search.contest import Proposer
 from autotune.tuning.built import Built, Kept
 from autotune.tuning.interrupt import Interrupts
 from autotune.tuning.judges import Demand, Judge, Judges
@@ -29,27 +30,6 @@ COMPILE_QUEUE = 2  # texts that wait for a compiler: it does not wait for the ne
 ASK_AGAIN_S = 0.25  # while others measure all that is left
 MAX_FAULTS = 5  # of the machine in a row, each after a second try, that end the search
 LOOK_S = 0.2  # how long an interrupt waits at most
-
-
-class Proposer(Protocol):
-    """Where proposals come from; `autotune.search.Search` is one, with the documentation."""
-
-    @property
-    def asked(self) -> int:
-        """Candidates proposed or taken so far."""
-        ...
-
-    def ask(self) -> int | None:
-        """Propose a candidate that was never proposed before; `WAIT` if there may be one later; else None."""
-        ...
-
-    def take(self, number: int, /) -> None:
-        """Count a candidate as proposed, because its outcome is known already."""
-        ...
-
-    def tell(self, number: int, median_ms: float | None, outcome: str, why: str, /) -> None:
-        """Learn the outcome of a proposed candidate."""
-        ...
 
 
 class Pipeline:

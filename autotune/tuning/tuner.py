@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from autotune import records
 from autotune.errors import DeviceError, UsageError
@@ -16,12 +16,12 @@ from autotune.records.schema import QUICK
 from autotune.records.trials import Run, TrialLog
 from autotune.search import DEFAULT, Search, strategy_name
 from autotune.search.candidates import Candidates
-from autotune.search.contest import Contest, FamilySearch
+from autotune.search.contest import Contest, Proposer
 from autotune.search.queue import Queue
 from autotune.space.space import Config, Space, families
 from autotune.tuning.budget import Budget
 from autotune.tuning.finals import FINALISTS, QUICK_FINALISTS, hold, store
-from autotune.tuning.pipeline import Pipeline, Proposer
+from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.prediction import first_points
 from autotune.tuning.progress import Progress, Watcher
 from autotune.tuning.request import Request, ordinals_of
@@ -29,6 +29,9 @@ from autotune.tuning.resume import Past, Stored, firsts, logs_of
 from autotune.tuning.trial import Trial
 from autotune.values.device import Device
 from autotune.values.problem import Problem
+
+if TYPE_CHECKING:
+    from autotune.sharing import SharedSearch
 
 
 def tune(
@@ -225,7 +228,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
             opened.enter_context(log)
         stored = Stored.find(candidates, kept)
         past = Past.read(candidates, logs, required=request.resume is True)
-        searches: list[FamilySearch] = []
+        searches: Sequence[Search | SharedSearch] = []
         proposer: Proposer
         if request.first is None:
             begins = firsts(candidates, stored, past, kept)
@@ -248,10 +251,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         busy = [gpu.busy_s for gpu in shop.gpus]
         pipeline.run()
         progress.add("gpu", sum(gpu.busy_s for gpu in shop.gpus) - sum(busy))
-        for shared in (each for each in searches if isinstance(each, _Shared)):
-            shared.close()  # nobody waits for what was under way here
-        if searches:
-            pipeline.adopt(_others(candidates, searches, pipeline))
+        pipeline.adopt(_others(candidates, searches, pipeline))
         progress.end("search")
 
         progress.stage = "checking the finalists in full and timing them beside cuBLAS"
@@ -269,19 +269,6 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
     return record
 
 
-@runtime_checkable
-class _Shared(Protocol):
-    """A search that knows what others found; `autotune.sharing.SharedSearch` is one."""
-
-    def outcomes(self) -> Mapping[int, Any]:
-        """Return the outcome of each point."""
-        ...
-
-    def close(self) -> None:
-        """Leave the points without an outcome to others."""
-        ...
-
-
 def _searches(
     candidates: Candidates,
     begins: Sequence[list[int]],
@@ -289,7 +276,7 @@ def _searches(
     request: Request,
     progress: Progress,
     opened: ExitStack,
-) -> list[FamilySearch]:
+) -> Sequence[Search | SharedSearch]:
     """Open a search of each family: of this process alone, or one that a storage's processes share."""
     seed, strategy = request.seed, request.strategy
     if request.storage is None:
@@ -318,11 +305,16 @@ def _searches(
     ]
 
 
-def _others(candidates: Candidates, searches: Sequence[FamilySearch], pipeline: Pipeline) -> dict[int, Trial]:
-    """List what other processes of a shared study measured."""
+def _others(
+    candidates: Candidates, searches: Sequence[Search | SharedSearch], pipeline: Pipeline
+) -> dict[int, Trial]:
+    """Leave a shared study, and list what its other processes measured."""
     found = {}
-    for family, search_ in zip(candidates.families, searches, strict=True):
-        for point, told in (search_.outcomes() if isinstance(search_, _Shared) else {}).items():
+    for family, study in zip(candidates.families, searches, strict=False):  # a quick search has none
+        if isinstance(study, Search):
+            continue
+        study.close()  # nobody waits for what was under way here
+        for point, told in study.outcomes().items():
             number = family.begin + point
             if number not in pipeline.trials:
                 config = family.legal.config(point)
