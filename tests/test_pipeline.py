@@ -16,10 +16,10 @@ from autotune.code.render import render
 from autotune.records.trials import TrialLog, read_log, read_trials
 from autotune.search import WAIT, Search
 from autotune.search.candidates import Candidates
+from autotune.search.demand import SPARE, Demand
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
 from autotune.tuning.built import KEPT
-from autotune.tuning.judges import SPARE, Demand
 from autotune.tuning.limits import LAUNCHES, TRIAL_TIMEOUT_S, trial_limit, unlaunchable
 from autotune.tuning.pipeline import COMPILE_QUEUE, GPU_QUEUE, Pipeline
 from autotune.tuning.progress import Progress
@@ -226,13 +226,13 @@ def test_as_many_are_wanted_as_compile_while_one_is_measured():
     demand = Demand()
     demand.measured(10.0)
     assert demand.enough(queue=3) == math.inf
-    demand.compiled(0.45)
+    demand.compile_s.add(0.45)
     assert demand.enough(queue=3) == math.inf  # one outcome has no distance
     demand.measured(10.1)
     assert demand.enough(queue=3) == 5 + SPARE + 3
     assert demand.enough(queue=6) == 5 + SPARE + 6
     for _ in range(1000):
-        demand.compiled(0.01)
+        demand.compile_s.add(0.01)
     assert demand.enough(queue=3) == 1 + SPARE + 3
 
 

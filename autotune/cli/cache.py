@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ PRUNABLE = {
     "bad": ("*.bad", "records that were broken or failed, set aside"),
     "displaced": ("*.displaced*", "records that imported ones took the place of"),
     "old": ("*.old*.trials.jsonl", "trials of earlier code or devices"),
-    "trials": ("*.trials.jsonl", "trials, from which a search resumes"),
+    "trials": ("*.trials.jsonl", "trials, from which a search resumes; not those of one that runs"),
     "tmp": (".*.tmp", "files of writers that died"),
     "estimated": ("estimated/*.json", "records that nobody measured"),
     "compiled": ("compiled/*", "machine code and sources, which can be compiled again"),
@@ -244,16 +244,16 @@ def _is_of(record: Record, device: Any) -> bool:
 # --- prune ------------------------------------------------------------------------------------------------
 
 
+def _prunable_options(function: Callable[..., None]) -> Callable[..., None]:
+    for name, (_, meaning) in reversed(PRUNABLE.items()):
+        function = click.option(f"--{name}", is_flag=True, help=f"{meaning[0].upper()}{meaning[1:]}.")(
+            function
+        )
+    return function
+
+
 @command.command("prune")
-@click.option("--bad", is_flag=True, help="Broken or failed records that were set aside.")
-@click.option("--displaced", is_flag=True, help="Records that imported ones took the place of.")
-@click.option("--old", is_flag=True, help="Trials of earlier code, set aside.")
-@click.option(
-    "--trials", is_flag=True, help="All trials but those of running searches; a search then starts anew."
-)
-@click.option("--tmp", is_flag=True, help="Files of writers that died.")
-@click.option("--estimated", is_flag=True, help="Records that nobody measured.")
-@click.option("--compiled", is_flag=True, help="Machine code and sources, compiled again when needed.")
+@_prunable_options
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @cache_option
 @json_option

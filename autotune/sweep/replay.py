@@ -22,6 +22,7 @@ from typing import Any
 
 from autotune.errors import Rejected
 from autotune.search import Search, strategy_name
+from autotune.search.demand import Demand
 from autotune.sweep import Sweep
 
 WITHIN = (10, 5, 2, 1)  # per cent of the optimum
@@ -155,13 +156,10 @@ def _simulated(sweep: Sweep, search: _Timed, workers: int) -> Iterator[tuple[int
     events: list[tuple[float, int, bool, int]] = []  # when, order, whether it was compiled, point
     ready: deque[int] = deque()
     compiling, on_gpu, order, exhausted = 0, 0, 0, False
-    compile_mean, gpu_mean = _Mean(), _Mean()
+    demand = Demand()
     while True:
         while not exhausted and compiling < workers and len(ready) + on_gpu < GPU_QUEUE:
-            enough = math.inf
-            if compile_mean.count and gpu_mean.count:
-                enough = math.ceil(compile_mean.value / max(gpu_mean.value, 1e-6)) + 2 + GPU_QUEUE
-            if compiling + len(ready) + on_gpu >= enough:
+            if compiling + len(ready) + on_gpu >= demand.enough(GPU_QUEUE):
                 break
             index = search.ask()
             if index is None:
@@ -176,7 +174,7 @@ def _simulated(sweep: Sweep, search: _Timed, workers: int) -> Iterator[tuple[int
         outcome = sweep.points[index].outcome
         if compiled:
             compiling -= 1
-            compile_mean.add(float(sweep.compile_s[index]))
+            demand.compile_s.add(float(sweep.compile_s[index]))
         else:
             on_gpu -= 1
         if not compiled or (isinstance(outcome, Rejected) and outcome.kind in NOT_ON_GPU):
@@ -188,7 +186,7 @@ def _simulated(sweep: Sweep, search: _Timed, workers: int) -> Iterator[tuple[int
         if ready and not on_gpu:
             index = ready.popleft()
             seconds = _gpu_seconds(sweep, index, best)
-            gpu_mean.add(seconds)
+            demand.outcome_s.add(seconds)
             on_gpu, order = 1, order + 1
             heapq.heappush(events, (clock + seconds, order, False, index))
 
@@ -210,15 +208,3 @@ def _time(sweep: Sweep, index: int) -> float | None:
 def _median(values: Sequence[float]) -> float | None:
     middle = statistics.median(values)
     return None if math.isinf(middle) else middle
-
-
-class _Mean:
-    """A running mean that forgets old values, as the pipeline's does."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, 30)

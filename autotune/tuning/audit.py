@@ -8,15 +8,14 @@ from typing import Literal
 
 from autotune import records
 from autotune.code import cubins
-from autotune.code.compiler import Binary
 from autotune.code.depot import Depot
-from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import ConfigError, Rejected, SpaceError
 from autotune.measure.worker import GpuWorker
 from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.space.space import Space
+from autotune.tuning.built import Built
 from autotune.values.device import known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 from autotune.values.problem import Problem
@@ -46,12 +45,6 @@ class Finding:
     before_ms: float
     now_ms: float | None
     renewed: Record | None
-
-
-@dataclass(frozen=True)
-class _Contestant:
-    source: Source
-    binary: Binary
 
 
 def staleness(record: Record, depot: Depot) -> str | None:
@@ -96,7 +89,7 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         winner = _contestant(space, record.config, record, facts, depot)
         finals = _measured([winner], gpu)
         outcome: MeasuredTrial | Rejected = winner if isinstance(winner, Rejected) else finals.outcomes[0]
-        stale = isinstance(winner, _Contestant) and (
+        stale = isinstance(winner, Built) and (
             records.serves(record, facts.device, record.problem, winner.source) is not None
         )
         now = outcome.timing.median_ms if isinstance(outcome, MeasuredTrial) else None
@@ -125,7 +118,7 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
 
 def _contestant(
     space: Space, values: Mapping[str, int | str], record: Record, facts: GpuFacts, depot: Depot
-) -> _Contestant | Rejected:
+) -> Built | Rejected:
     try:
         config = space.config(values)
         source = rendered(space, config, record.problem, facts.device, depot=depot)
@@ -134,22 +127,22 @@ def _contestant(
     binary = cubins.load_or_compile(
         source.text, source.entry, facts.device.arch, nvrtc=record.toolchain.nvrtc, depot=depot
     )
-    return binary if isinstance(binary, Rejected) else _Contestant(source, binary)
+    return binary if isinstance(binary, Rejected) else Built(source, binary)
 
 
-def _measured(contestants: Sequence[_Contestant | Rejected], gpu: GpuWorker) -> Finals:
+def _measured(contestants: Sequence[Built | Rejected], gpu: GpuWorker) -> Finals:
     """Verify and time the contestants that compiled; the keys are their places."""
     entries = [
         (place, each.binary, each.source.launch)
         for place, each in enumerate(contestants)
-        if isinstance(each, _Contestant)
+        if isinstance(each, Built)
     ]
     return gpu.finals(entries, TIMEOUT_S) if entries else Finals({}, None, None)
 
 
 def _renewed(
     record: Record,
-    contestants: Sequence[_Contestant | Rejected],
+    contestants: Sequence[Built | Rejected],
     finals: Finals,
     facts: GpuFacts,
 ) -> Record | None:
@@ -157,7 +150,7 @@ def _renewed(
     passed = [
         (outcome, each)
         for place, each in enumerate(contestants)
-        if isinstance(each, _Contestant) and isinstance(outcome := finals.outcomes.get(place), MeasuredTrial)
+        if isinstance(each, Built) and isinstance(outcome := finals.outcomes.get(place), MeasuredTrial)
     ]
     if not passed:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -13,8 +12,6 @@ from autotune.tuning.trial import LogEntry, Outcome
 from autotune.values.measurement import Launch
 
 ROOM = 2  # candidates in the hands of a judge, one of them in the log as started
-SPARE = 2  # candidates under way beyond what the means of the times ask for
-FADING = 30  # the newest value of a running mean weighs at least 1 in so many
 
 
 class Judge(Protocol):
@@ -123,46 +120,3 @@ class Judges:
     @property
     def _now(self) -> list[Judge]:
         return [self._judges[place] for place in self.working]
-
-
-class Demand:
-    """How many candidates must be under way for the judges to stay busy, by Little's law.
-
-    That is the time of a compile over the time between two outcomes. Both are running means in which old
-    values fade.
-    """
-
-    def __init__(self) -> None:
-        self._compile_s = _Mean()
-        self._outcome_s = _Mean()
-        self._last: float | None = None
-
-    def compiled(self, seconds: float) -> None:
-        """Learn how long a compile took."""
-        self._compile_s.add(seconds)
-
-    def measured(self, now: float) -> None:
-        """Learn that an outcome came, at a time in seconds of any clock."""
-        if self._last is not None:
-            self._outcome_s.add(now - self._last)
-        self._last = now
-
-    def enough(self, queue: int) -> float:
-        """Return the number beyond which another candidate would only wait; infinite while nothing is known.
-
-        Args:
-            queue: Candidates that may wait for a judge.
-        """
-        if not (self._compile_s.count and self._outcome_s.count):
-            return math.inf
-        return math.ceil(self._compile_s.value / self._outcome_s.value) + SPARE + queue
-
-
-class _Mean:
-    def __init__(self) -> None:
-        self.count = 0
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, FADING)

@@ -18,9 +18,10 @@ from autotune.records.trials import TrialLog
 from autotune.search import WAIT
 from autotune.search.candidates import Candidates
 from autotune.search.contest import Proposer
+from autotune.search.demand import Demand
 from autotune.tuning.built import Built, Kept
 from autotune.tuning.interrupt import Interrupts
-from autotune.tuning.judges import Demand, Judge, Judges
+from autotune.tuning.judges import Judge, Judges
 from autotune.tuning.limits import trial_limit, unlaunchable
 from autotune.tuning.progress import Progress, Watcher
 from autotune.tuning.trial import LogEntry, Outcome, Trial
@@ -212,7 +213,7 @@ class Pipeline:
         if isinstance(binary, Rejected):
             self._settle(index, Trial.of(source, None, binary))
             return
-        self._demand.compiled(binary.seconds)
+        self._demand.compile_s.add(binary.seconds)
         self._progress.add("compile", binary.seconds)
         built = Built(source, binary)
         first = self._first_of.setdefault(built.code, index)
