@@ -125,7 +125,13 @@ def _account(
     stored = store.find(device, space.family, problem)
     same = stored is not None and dict(stored.config) == dict(config)
     record = stored if same else None
-    return explain(space, config, problem, device, title=name, record=record, predicted_ms=predicted_ms)
+    return explain(
+        *(space, config, problem, device),
+        title=name,
+        record=record,
+        predicted_ms=predicted_ms,
+        depot=store.depot,
+    )
 
 
 def text(accounts: list[Account]) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotune.code import sass
+from autotune.code import cubins, sass
 from autotune.code.compiler import Binary
+from autotune.code.depot import Depot
 from autotune.code.render import Source, render
 from autotune.code.single import compile_bounded
 from autotune.errors import ConfigError, Rejected, ToolchainError
@@ -182,6 +183,7 @@ def explain(
     title: str = "",
     record: Record | None = None,
     predicted_ms: float | None = None,
+    depot: Depot | None = None,
 ) -> Account:
     """Return the account of one config.
 
@@ -193,6 +195,7 @@ def explain(
         title: Its name in the report.
         record: The source of the measured time; of this very config, problem and device.
         predicted_ms: What a model expects.
+        depot: Where compiled kernels are kept; they are compiled anew when not given.
 
     Raises:
         ConfigError: The config is not legal here, or does not compile.
@@ -200,7 +203,7 @@ def explain(
         ToolchainError: NVRTC is missing or does not know the device.
     """
     source = render(space, config, problem, device)
-    binary = _compiled(source, device)
+    binary = _compiled(source, device, depot)
     values = space.values(config, problem, device)
     BM, BN = (int(values.get(name, 1)) for name in ("BM", "BN"))
     TM, TN = estimate.reading_tile(space, values)
@@ -213,7 +216,7 @@ def explain(
         raise ConfigError(
             f"config {config.id} cannot start on {device.name}: {', '.join(held.limited_by)} allow no block"
         )
-    traffic, lines, miniature, miniature_source = _counted(space, config, problem, device)
+    traffic, lines, miniature, miniature_source = _counted(space, config, problem, device, depot)
     try:
         modelled = estimate.estimate(space, values, problem, device, binary.registers, binary.spill_bytes)
     except ConfigError:
@@ -258,8 +261,12 @@ def differing(a: Account, b: Account) -> list[str]:
     return [f"{name} {one} | {other}" for name, one, other in pairs if one != other]
 
 
-def _compiled(source: Source, device: Device, *options: str) -> Binary:
-    binary = compile_bounded(source.text, source.entry, device.arch, options)
+def _compiled(source: Source, device: Device, depot: Depot | None, *options: str) -> Binary:
+    kernel = source.text, source.entry, device.arch
+    if depot is None:
+        binary = compile_bounded(*kernel, options)
+    else:
+        binary = cubins.load_or_compile(*kernel, options=options, depot=depot)
     if isinstance(binary, Rejected):
         raise ConfigError(f"config {source.config.id} does not compile: {binary.why}")
     return binary
@@ -273,12 +280,12 @@ def _loop(binary: Binary) -> sass.Loop | None:
 
 
 def _counted(
-    space: Space, config: Config, problem: Problem, device: Device
+    space: Space, config: Config, problem: Problem, device: Device, depot: Depot | None
 ) -> tuple[dict[str, Traffic], Mapping[int, Mapping[str, int]], Problem, Source]:
     """Run the config on a miniature of the problem in the simulator, and count its memory accesses."""
     miniature = small_problem(space, config, problem, device, tiles=1)
     source = render(space, config, miniature, device)
-    binary = _compiled(source, device, "-lineinfo")
+    binary = _compiled(source, device, depot, "-lineinfo")
     random = np.random.default_rng(0)
     a, b = (random.standard_normal(shape, np.float32) for shape in miniature.arrays[:2])
     c, beta = np.zeros(miniature.arrays[2], np.float32), float(miniature.beta)

@@ -254,7 +254,8 @@ def _rung(step: Step, problem: Problem, device: Device, store: Store) -> Rung:
     problem = replace(problem, math=step.math)
     try:
         fit = fitted_step(step, problem, device, store)
-        found = explain(fit.space, fit.config, problem, device, title=step.name, record=fit.record)
+        chosen = fit.space, fit.config, problem, device
+        found = explain(*chosen, title=step.name, record=fit.record, depot=store.depot)
     except (ConfigError, SpaceError, UsageError) as error:
         return Rung(step, rejected=Rejected("constraint", str(error)))
     except (SimulationFault, UnsupportedPTX) as error:
