@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tuning import PLAIN
@@ -61,11 +62,14 @@ class Judge:
         self.launches = []
         self._done = []
         self.waitables = ()
-        self.next_deadline = None
 
     @property
     def pending(self):
         return len(self._done)
+
+    @property
+    def next_deadline(self):
+        return 0.0 if self._done else None
 
     def submit(self, key, binary, launch, best_ms, timeout_s, note):
         self.launches.append(launch)
@@ -236,11 +240,14 @@ def test_as_many_are_wanted_as_compile_while_one_is_measured():
     assert demand.enough(queue=3) == 1 + SPARE + 3
 
 
+compiled = cache(compile_text)
+
+
 class SlowPool:
     """Compilers of which one ends when nothing more is submitted; each compile says it took some seconds."""
 
     waitables = ()
-    next_deadline = None
+    next_deadline = 0.0
 
     def __init__(self, workers, seconds):
         self._workers, self._seconds = workers, seconds
@@ -257,7 +264,7 @@ class SlowPool:
         return len(self._jobs)
 
     def submit(self, key, text, entry, arch):
-        self._jobs.append((key, compile_text(text, entry, arch)))
+        self._jobs.append((key, compiled(text, entry, arch)))
         self.most.append(self.pending)
         self._fed = True
 

@@ -155,7 +155,6 @@ class _Model:
     """Takes the place of a pipeline's GPUs: the outcome of a binary is its estimate, at once."""
 
     waitables: tuple[Connection, ...] = ()
-    next_deadline = None
 
     def __init__(self, candidates: Candidates, before: int) -> None:
         self._candidates = candidates
@@ -184,6 +183,10 @@ class _Model:
     @property
     def pending(self) -> int:
         return len(self._finished)
+
+    @property
+    def next_deadline(self) -> float | None:
+        return 0.0 if self._finished else None
 
     def submit(
         self,
