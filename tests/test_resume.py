@@ -14,7 +14,7 @@ from tuning import PLAIN, Bench
 from autotune.errors import MachineError, UsageError
 from autotune.space.space import Space
 
-TOTAL = 60
+TOTAL, FEW = 60, 15  # candidates of the plain family, and of a part of it
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def bench(tmp_path, monkeypatch):
 
 
 def test_a_complete_search_is_not_repeated(bench):
-    first = bench.tune()
-    assert (first.search.seen, first.search.complete, first.search.resumed) == (TOTAL, True, 0)
-    assert bench.measured.total() == TOTAL
-    again = bench.tune()
-    assert bench.measured.total() == TOTAL
-    assert (again.search.seen, again.search.complete, again.search.resumed) == (TOTAL, True, TOTAL)
+    first = bench.tune(bench.few)
+    assert (first.search.seen, first.search.complete, first.search.resumed) == (FEW, True, 0)
+    assert bench.measured.total() == FEW
+    again = bench.tune(bench.few)
+    assert bench.measured.total() == FEW
+    assert (again.search.seen, again.search.complete, again.search.resumed) == (FEW, True, FEW)
     assert again.config == first.config
     assert again.search.outcomes == first.search.outcomes
 
@@ -266,14 +266,14 @@ def test_killed_compilers_end_the_search_in_one_line_and_leave_nothing_behind(be
     with monkeypatch.context() as killed:
         killed.setattr("autotune.code.pool._SERVICE", "stub_gpu:killed_compiler")
         with pytest.raises(MachineError) as caught:
-            bench.tune()
+            bench.tune(bench.few)
     told = str(caught.value)
     assert told.startswith("the machine failed in 5 compiles in a row, not the candidates: ")
     assert "killed by SIGKILL" in told
     assert "\n" not in told
     assert bench.outcomes() == []
-    record = bench.tune()
-    assert (record.search.seen, record.search.complete) == (TOTAL, True)
+    record = bench.tune(bench.few)
+    assert (record.search.seen, record.search.complete) == (FEW, True)
 
 
 @pytest.mark.parametrize("fault", ["killed", "starved"])
@@ -282,26 +282,26 @@ def test_a_gpu_that_others_fill_ends_the_search_and_rejects_nobody(bench, tmp_pa
     file.write_text(fault)
     monkeypatch.setenv("STUB_FAULT", str(file))
     with pytest.raises(MachineError, match=r"^the machine failed in 5 measurements in a row, not the cand"):
-        bench.tune()
+        bench.tune(bench.few)
     assert bench.outcomes() == []
     assert {line["event"] for line in bench.lines()} >= {"started", "fault"}
     file.unlink()
-    record = bench.tune()
-    assert record.search.outcomes == {"measured": TOTAL}
+    record = bench.tune(bench.few)
+    assert record.search.outcomes == {"measured": FEW}
 
 
 def test_a_candidate_without_an_outcome_is_measured_by_the_next_run(bench, monkeypatch):
-    bench.tune(budget="5")
+    bench.tune(bench.few, budget="5")
     (digest, *_) = bench.measured
     for log in bench.logs:
         log.unlink()
     monkeypatch.setenv("STUB_STARVED", digest)
-    record = bench.tune()
-    assert (record.search.seen, record.search.complete) == (TOTAL - 1, False)
+    record = bench.tune(bench.few)
+    assert (record.search.seen, record.search.complete) == (FEW - 1, False)
     assert digest in bench.measured
     monkeypatch.delenv("STUB_STARVED")
-    record = bench.tune()
-    assert (record.search.seen, record.search.resumed, record.search.complete) == (TOTAL, TOTAL - 1, True)
+    record = bench.tune(bench.few)
+    assert (record.search.seen, record.search.resumed, record.search.complete) == (FEW, FEW - 1, True)
 
 
 def test_finalists_that_cannot_be_compiled_now_end_the_run_and_not_their_records(bench, monkeypatch):

@@ -15,7 +15,7 @@ TORTURE = Path(__file__).parent / "data" / "torture" / "torture.toml"
 KINDS = {"compile": 2, "compile_timeout": 2, "timeout": 2, "crash": 4, "correctness": 2}
 WHY = {
     "compile": "error: ",
-    "compile_timeout": "no binary after 3 s of compiling",
+    "compile_timeout": "no binary after 1.5 s of compiling",
     "timeout": "no result after 0.7",
     "correctness": "C[0, 0] is nan",
 }
@@ -23,7 +23,7 @@ WHY = {
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr("autotune.tuning.request.COMPILE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("autotune.tuning.request.COMPILE_TIMEOUT_S", 1.5)
     monkeypatch.setattr("autotune.tuning.limits.TRIAL_TIMEOUT_S", 0.7)
     return Bench(tmp_path, monkeypatch)
 
