@@ -13,6 +13,7 @@ import pytest
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
 
+WORKERS = 3  # for two cores: many tests wait, for a child or for a time
 SHARE = 0.9  # of one core that a probe must get, else the machine is too busy for a time to mean anything
 
 
@@ -25,14 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
-    """Run the whole suite in two processes, file by file, and after it what asserts a time, alone.
+    """Run the whole suite in some processes, file by file, and after it what asserts a time, alone.
 
     That is `pytest` without a path, -m or -n; whatever is asked for by name runs here, in order.
     """
     option = config.option
     if hasattr(
         config, "workerinput"
-    ):  # one of the two: options that were set here do not reach it by themselves
+    ):  # one of the processes: options that were set here do not reach it by themselves
         option.markexpr = config.workerinput["markexpr"]
         os.environ.pop("COLUMNS", None)  # which pytest-xdist sets, and tables obey
         return (yield)
@@ -44,13 +45,21 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
     )
     if not whole:
         return (yield)
-    option.numprocesses, option.dist, option.markexpr = 2, "loadfile", "not timing"
+    option.numprocesses, option.dist, option.markexpr = WORKERS, "loadfile", "not timing"
+    option.loadscopereorder = False  # by their number of tests: long files with few would come last
     status = yield
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return status
     words = [word for word in config.invocation_params.args if not word.startswith("--junit")]
     print("\nassertions on time, one after the other", flush=True)
-    alone = subprocess.run([sys.executable, "-m", "pytest", "-m", "timing", *words], cwd=config.rootpath)
+    files = [
+        str(path)
+        for path in sorted((config.rootpath / "tests").rglob("test_*.py"))
+        if "mark.timing" in path.read_text()
+    ]
+    alone = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "timing", *words, *files], cwd=config.rootpath
+    )
     return status if alone.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else 1
 
 

@@ -94,9 +94,7 @@ def test_ties_go_to_the_point_nearest_to_a_preset_and_then_to_chance():
 def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("records")
     seen = []
-    record = foresee(
-        SMALL, T4, budget="6", seed=3, root=root, watch=lambda p: seen.append((p.stage, p.seen))
-    )
+    record = foresee(SMALL, T4, budget="6", seed=3, root=root, watch=lambda p: seen.append((p.stage, p.seen)))
     return root, record, seen
 
 

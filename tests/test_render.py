@@ -148,7 +148,7 @@ def test_the_text_says_what_it_is(name):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     size=st.tuples(*[st.one_of(st.integers(1, 600), st.sampled_from([1024, 4096]))] * 3),
     layout=st.sampled_from(LAYOUTS),
