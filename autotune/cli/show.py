@@ -126,8 +126,10 @@ def _foresee(foreseen: Expected, problem: Problem, device: Device) -> None:
             "the ninth decile"
         )
     elif first.point is not None:
+        rate = foreseen.gflops(first.point.estimate_ms) / 1000
         lines["estimated"] = (
-            f"{first.point.estimate_ms:.4g} ms by the static estimate alone: good for order, not for claims"
+            f"{first.point.estimate_ms:.4g} ms, {rate:.2f} TFLOP/s by the static estimate alone: good for "
+            "order, not for claims"
         )
     if foreseen.modelled is not None:
         parts = {name: ms for name, ms in foreseen.modelled.parts.items() if name.endswith("_ms") and ms}
