@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from autotune.errors import DeviceError
 from autotune.values.faults import known_fault
 
-_LEGACY_DEFAULT = 1  # this stream as a handle, beside 0; it is never captured
+LEGACY_DEFAULT = 1  # this stream as a handle, beside 0; it is never captured
 _ACTIVE = 1  # CUstreamCaptureStatus of cuda.h
 _RELAXED = 2  # CUstreamCaptureMode
 _NO_DESTRUCTOR_SYNC = 1  # CUuserObject_flags
@@ -38,7 +38,7 @@ class Capture(NamedTuple):
 
 def is_capturing(runtime: Any, stream: int) -> bool:
     """Return whether a stream is being captured into a graph; the legacy default stream cannot be."""
-    return stream > _LEGACY_DEFAULT and bool(runtime.streamIsCapturing(stream))
+    return stream > LEGACY_DEFAULT and bool(runtime.streamIsCapturing(stream))
 
 
 def capture_of(stream: int) -> Capture:

@@ -19,10 +19,10 @@ from typing import Any
 from autotune.code.compiler import Binary
 from autotune.code.render import Source
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.captures import is_capturing
+from autotune.kernel.captures import LEGACY_DEFAULT, is_capturing
 from autotune.kernel.libraries import Taken, cupy_stream, take
 from autotune.kernel.once import Once
-from autotune.kernel.workspaces import current, workspaces_of
+from autotune.kernel.workspaces import PER_THREAD_DEFAULT, Workspaces, current, workspaces_of
 from autotune.values.device import Device, current_device
 from autotune.values.faults import known_fault
 from autotune.values.measurement import Argument, KernelLaunch, Launch
@@ -199,6 +199,8 @@ class CudaLaunch:
         self._runtime = runtime
         self._kept = kept
         self._number = next(_numbers)
+        self._of_streams: dict[int, Workspaces] = {}
+        self._is_capturing = runtime.streamIsCapturing
         self._buffers: list[_Arguments] = []
 
     def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
@@ -227,7 +229,12 @@ class CudaLaunch:
         scalars[0] = alpha
         scalars[1] = beta
         if self._workspace_bytes:
-            workspaces = workspaces_of(self._runtime, self._ordinal, stream, self)
+            captured = stream > LEGACY_DEFAULT and self._is_capturing(stream)
+            workspaces = None if captured else self._of_streams.get(stream)
+            if workspaces is None:
+                workspaces = workspaces_of(self._runtime, self._ordinal, stream, self)
+                if not captured and stream != PER_THREAD_DEFAULT:
+                    self._of_streams[stream] = workspaces
             with workspaces.lock:
                 addresses[3] = workspaces.place(self._number, self._workspace_bytes)
                 self._launch(stream, arguments)

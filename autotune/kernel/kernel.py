@@ -28,6 +28,7 @@ from autotune.kernel.libraries import Taken
 from autotune.kernel.machine import Enqueue, Machine, NoArray
 from autotune.kernel.once import Once
 from autotune.kernel.operands import Operand, lying, row_major, scalar, stream_pointer, strided
+from autotune.kernel.short import OF_LIBRARIES, Short, Way, remember
 from autotune.space.space import Config
 from autotune.values.device import Device
 from autotune.values.faults import cuda_fault
@@ -58,6 +59,8 @@ class Kernel:
         ndarray: The array type with the short way through a call: ``cupy.ndarray`` on a GPU.
     """
 
+    _remembers = True  # that operands were multiplied, and how
+
     def __init__(self, choice: Choice, binary: Binary, machine: Machine, depot: Depot) -> None:
         self.problem: Problem = choice.source.problem
         self.served: Served = choice.served
@@ -79,6 +82,7 @@ class Kernel:
         self._strides = tuple(row_major(shape) for shape in self._shapes)
         self._bytes = tuple(FLOAT_BYTES * math.prod(shape) for shape in self._shapes)
         self._reads_c = bool(problem.beta)
+        self._short: dict[type, Short] = {}
 
     @left_out
     def __call__(
@@ -138,7 +142,19 @@ class Kernel:
                         stream = stream_pointer(stream)
                     self._enqueue(a_address, b_address, c_address, alpha, beta, stream)
                     return out
-            return self.run(self._machine.take(a, b, out, stream), out, alpha, beta)
+            words = (beta == 0.0,)
+            short = self._short.get(type(a))
+            if short is not None:
+                product = short(a, b, out, words, alpha, beta, stream)
+                if product is not None:
+                    return product
+            taken = self._machine.take(a, b, out, stream)
+            product = self.run(taken, out, alpha, beta)
+            if self._remembers and alpha != 0.0 and type(taken.library) in OF_LIBRARIES:
+                c = taken.out or taken.library.view_result(product, taken.stream)
+                way = Way.of(self.launcher(taken.a, taken.b, c), taken.a, taken.b, c, c.shape)
+                remember(self._short, taken.library, (a, b, product), words, out is not None, way)
+            return product
         except Exception as error:
             raise_fault(error)
             raise
@@ -287,6 +303,8 @@ class CheckedKernel(Kernel):
     Attributes:
         strict: The FP32 kernel for operands that are not finite; same problem, same machine.
     """
+
+    _remembers = False
 
     def __init__(
         self, choice: Choice, binary: Binary, machine: Machine, depot: Depot, *, strict: Kernel

@@ -26,11 +26,13 @@ from autotune.kernel.libraries import take
 from autotune.kernel.machine import Machine
 from autotune.kernel.once import Once
 from autotune.kernel.operands import scalar
-from autotune.kernel.short import OF_LIBRARIES, Way, of_types, remember
+from autotune.kernel.short import OF_LIBRARIES, Short, Way, remember
 from autotune.records import Store
 from autotune.values.problem import Problem, asked_maths
 
 _kernels: Once[tuple[Problem, str, Machine, Policy, Tune], Kernel] = Once()
+
+_short: dict[type, Short] = {}
 
 
 @left_out
@@ -82,7 +84,7 @@ def matmul(
     words = (transpose_a, transpose_b, beta == 0.0, math, policy, tune)
     try:
         if device is None:
-            short = of_types.get(type(a))
+            short = _short.get(type(a))
             if short is not None:
                 product = short(a, b, out, words, alpha, beta, stream)
                 if product is not None:
@@ -125,7 +127,7 @@ def _matmul(
     if alpha != 0.0 and type(taken.library) in OF_LIBRARIES and not captured:
         c = c or found.new_c(taken.library.view_result(product, taken.stream))
         way = Way.of(kernel.launcher(found.a, found.b, c), found.a, found.b, c, found.shape)
-        remember(taken.library, (a, b, product), words, out is not None, way)
+        remember(_short, taken.library, (a, b, product), words, out is not None, way)
     return product
 
 

@@ -1,4 +1,4 @@
-"""The short way of `matmul`: what of its arrays decides a launch is looked up, and little is left to check.
+"""The short way of a call: what of its arrays decides a launch is looked up, and little is left to check.
 
 Whatever is not as it was remembered takes the long way, which refuses it in words or remembers it.
 """
@@ -231,15 +231,20 @@ class Tensors:
 
 Short = Ndarrays | Tensors
 OF_LIBRARIES: dict[type[Library], type[Short]] = {CuPyLibrary: Ndarrays, TorchLibrary: Tensors}
-of_types: dict[type, Short] = {}  # of arrays that were multiplied
 
 
 def remember(
-    library: Library, arrays: tuple[Any, Any, Any], words: tuple[Any, ...], given: bool, way: Way | None
+    table: dict[type, Short],
+    library: Library,
+    arrays: tuple[Any, Any, Any],
+    words: tuple[Any, ...],
+    given: bool,
+    way: Way | None,
 ) -> None:
     """Remember how arrays were multiplied.
 
     Args:
+        table: Of those that are asked again, by types of arrays.
         library: Of A, one of `OF_LIBRARIES`.
         arrays: A, B and C.
         words: The other words of the call that decide.
@@ -247,9 +252,9 @@ def remember(
         way: How it was done.
     """
     a, b, out = arrays
-    short = of_types.get(type(a)) or OF_LIBRARIES[type(library)](library)
+    short = table.get(type(a)) or OF_LIBRARIES[type(library)](library)
     if way is not None and all(type(each) in short.kinds for each in arrays):
-        of_types.update(dict.fromkeys(short.kinds, short))
+        table.update(dict.fromkeys(short.kinds, short))
         short.ways[short.look(a, b, out if given else None, words)] = way
 
 

@@ -325,6 +325,16 @@ def test_the_short_way_sees_what_the_long_way_does():
         assert not out.any()
         autotune.matmul(a, b, out=out, beta=1.0)
         close(out, wanted)
+    kernel = autotune.best_kernel(*SIZE)
+    for _ in range(3):
+        out.zero_()
+        assert kernel(a, b, out=out) is out
+        close(out, wanted)
+        close(kernel(a, b), wanted)
+        with pytest.raises(autotune.UsageError, match="needs a kernel that reads C"):
+            kernel(a, b, out=out, beta=1.0)
+        with pytest.raises(autotune.UsageError, match="a has shape"):
+            kernel(a.mT, b, out=out)
     for bad, words, message in (
         ((a.double(), b), {}, "a is float64"),
         ((a, b.half()), {}, "b is float16"),
