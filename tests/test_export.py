@@ -55,12 +55,13 @@ def run(*words, cwd):
 
 def operands(problem):
     random = np.random.default_rng(1)
-    shapes = (problem.a_shape, problem.b_shape, problem.c_shape)
-    return [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    return [random.standard_normal(shape).astype(np.float32) for shape in problem.arrays]
 
 
 def product(problem, a, b):
-    op_a, op_b = (m if letter == "n" else m.T for m, letter in zip((a, b), problem.layout, strict=True))
+    op_a, op_b = (
+        m if letter == "n" else m.swapaxes(-1, -2) for m, letter in zip((a, b), problem.layout, strict=True)
+    )
     return op_a.astype(np.float64) @ op_b
 
 
@@ -70,6 +71,7 @@ def product(problem, a, b):
 def test_names_are_those_of_the_problem():
     assert preset(SMALL).name == "autotune_sgemm_nn_33_17_20"
     assert preset(replace(SMALL, layout="nt", beta=1)).name == "autotune_sgemm_nt_33_17_20_beta"
+    assert preset(replace(SMALL, beta=1, batch=8)).name == "autotune_sgemm_nn_33_17_20_batch8_beta"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -141,7 +143,11 @@ def test_a_file_compiles_as_it_says(problem, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("problem", [replace(SMALL, layout="nt", beta=1), Problem(3, 5, 7, "tn")], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [replace(SMALL, layout="nt", beta=1), Problem(3, 5, 7, "tn"), Problem(9, 5, 7, "nt", batch=4)],
+    ids=str,
+)
 def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
     export = preset(problem)
     (tmp_path / "check.cu").write_text(cuda_file(export))
@@ -152,9 +158,7 @@ def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
     fill, compare = (next(name for name in names if part in name) for part in ("4fill", "7compare"))
 
     def launch(name, blocks, threads, *arguments, shared_bytes=0):
-        run_ptx(
-            ptx, name, (blocks, 1, 1), (threads, 1, 1), arguments, shared_bytes=shared_bytes
-        ).raise_if_faulty()
+        run_ptx(ptx, name, blocks, (threads, 1, 1), arguments, shared_bytes=shared_bytes).raise_if_faulty()
 
     a, b, c = (np.full(m.shape, np.nan, np.float32) for m in operands(problem))
     for seed, matrix in enumerate((a, b, c), 1):
@@ -165,7 +169,7 @@ def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
     source = export.choice.source
     shared = source.launch.shared_bytes
     launch(
-        *(export.kernel("sgemm"), source.launch.grid[0], source.launch.block[0]),
+        *(export.kernel("sgemm"), source.launch.grid, source.launch.block[0]),
         *(scalars[0], a, b, scalars[1], c),
         shared_bytes=shared,
     )
@@ -178,7 +182,7 @@ def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
         return float(found.view(np.float32)[0])
 
     assert 0 < worst() < 0.5
-    for place in ((0, 0), (-1, -1), (1, 2)):
+    for place in [(*[number] * (c.ndim - 2), *at) for number, at in enumerate(((0, 0), (-1, -1), (1, 2)))]:
         kept = c[place]
         c[place] = kept + np.float32(1e-3)
         assert worst() > 1
@@ -210,6 +214,7 @@ extern "C" {
 STUB(autotune_sgemm_nn_33_17_20, 0)
 STUB(autotune_sgemm_nn_33_17_20_beta, 64)
 STUB(autotune_sgemm_tt_33_17_20_beta, 128)
+STUB(autotune_sgemm_nn_33_17_20_batch6, 192)
 #ifdef __cplusplus
 }
 #endif
@@ -223,6 +228,10 @@ int main(void)
     printf("%d ", autotune_sgemm("tt", 33, 17, 20, 2, &one, &one, 0, &one, NULL, NULL));
     printf("%d ", autotune_sgemm("nt", 33, 17, 20, 2, &one, &one, 0, &one, NULL, NULL));
     printf("%d ", autotune_sgemm("nn", 33, 17, 21, 2, &one, &one, 0, &one, NULL, NULL));
+    printf("%d ", autotune_sgemm_batch("nn", 6, 33, 17, 20, 2, &one, &one, 0, &one, NULL, NULL));
+    printf("%d ", autotune_sgemm_batch("nn", 5, 33, 17, 20, 2, &one, &one, 0, &one, NULL, NULL));
+    printf("%d ", autotune_sgemm_batch("nn", 0, 33, 17, 20, 2, NULL, NULL, 0, NULL, NULL, NULL));
+    printf("%d ", (int)autotune_sgemm_batch_workspace_bytes("nn", 6, 33, 17, 20, 0));
     printf("%d ", autotune_sgemm("nt", 33, 17, 0, 2, NULL, NULL, 3, &one, NULL, NULL));
     printf("%g %g ", alpha_seen, beta_seen);
     printf("%d ", autotune_sgemm("nn", 33, 18, 0, 2, NULL, NULL, 3, &one, NULL, NULL));
@@ -245,6 +254,7 @@ def test_the_header_dispatches_in_c_and_in_cpp(compiler, tmp_path):
         preset(SMALL),
         with_launch(preset(replace(SMALL, beta=1)), workspace_bytes=64),
         with_launch(preset(replace(SMALL, layout="tt", beta=1)), workspace_bytes=128),
+        with_launch(preset(replace(SMALL, batch=6)), workspace_bytes=192),
     ]
     (tmp_path / "all.h").write_text(header_file(exports, "all.h"))
     (tmp_path / "one.h").write_text(header_file(exports[:1], "one.h"))
@@ -252,6 +262,7 @@ def test_the_header_dispatches_in_c_and_in_cpp(compiler, tmp_path):
     run(*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", "-o", "main", cwd=tmp_path)
     assert run(tmp_path / "main", cwd=tmp_path).split() == [
         *("1", "65", "2", "3", "129", "-5", "-5"),
+        *("193", "-5", "0", "192"),
         *("1", "0", "3", "-5", "0"),
         *("64", "0"),
     ]
@@ -310,7 +321,7 @@ def test_a_suite_gives_one_header(tmp_path):
     done = CliRunner().invoke(command.command, words)
     assert done.stdout.split() == [str(tmp_path / "autotune_kernels.h")]
     header = (tmp_path / "autotune_kernels.h").read_text()
-    assert '{"nn", 34, 17, 20, 0,' in header
+    assert '{"nn", 1, 34, 17, 20, 0,' in header
 
 
 @pytest.mark.parametrize("form", ["cuda", "cubin", "header"])

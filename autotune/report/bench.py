@@ -205,7 +205,8 @@ class Report:
         libraries = libraries_for(problem.math)
         value: dict[str, Any] = {
             **{"id": shape.id, "m": problem.m, "n": problem.n, "k": problem.k, "layout": problem.layout},
-            **{"math": problem.math, "alpha": shape.alpha, "beta": shape.beta, "group": shape.group},
+            **{"math": problem.math, "batch": problem.batch, "alpha": shape.alpha, "beta": shape.beta},
+            "group": shape.group,
         }
         if row.winner is None and row.failure is None:
             command = f"autotune tune {problem.cli_flags()}"

@@ -22,6 +22,7 @@ from autotune.errors import RecordMissing, Rejected, ToolchainError
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.verify import error_bound
 from autotune.records import Store
+from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.measurement import Argument
 from autotune.values.problem import Problem
@@ -68,6 +69,7 @@ class Export:
         """Name of its launch function and of its files."""
         problem = self.problem
         words = ["autotune_sgemm", problem.layout, *map(str, (problem.m, problem.n, problem.k))]
+        words += [f"batch{problem.batch}"] * (problem.batch > 1)
         words += ["beta"] * problem.beta + [problem.math] * (problem.math != "ffma")
         return "_".join(words)
 
@@ -175,7 +177,7 @@ def cubin_files(export: Export, depot: Depot) -> tuple[bytes, str]:
         ],
         "workspace_bytes": source.launch.workspace_bytes,
         "alignment": ALIGNMENT,
-        "problem": vars(export.problem),
+        "problem": typed.plain(export.problem),
         "config": dict(choice.config),
         "nvrtc": binary.nvrtc,
         "origin": export.origin,

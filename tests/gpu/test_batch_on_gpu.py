@@ -17,6 +17,7 @@ from autotune.values.measurement import MeasuredTrial
 from autotune.values.problem import LAYOUTS, Problem, Strided
 
 pytestmark = pytest.mark.gpu
+UNCUT = {"edge": "guarded", "blocks_per_sm": 0}
 CASES = {  # family, preset, what differs from it, problem
     "tiles": ("sgemm", "small_block", {}, Problem(256, 256, 256, batch=64)),
     "parts of k": ("sgemm", "tiny_block", {"split_k": 4}, Problem(96, 80, 1024, "nt", 1, batch=24)),
@@ -24,7 +25,7 @@ CASES = {  # family, preset, what differs from it, problem
     "one tile": ("sgemm", "tiny_block", {}, Problem(64, 64, 64, "tn", batch=1024)),
     "more than layers": ("sgemm", "tiny_block", {}, Problem(32, 32, 64, "nn", 1, batch=70_000)),
     "rows": ("sgemm_skinny", "rows_across", {}, Problem(8, 1024, 2048, "nn", 1, batch=3)),
-    "columns": ("sgemm_skinny", "columns_along", {"edge": "guarded", "blocks_per_sm": 0}, Problem(500, 7, 1000, batch=5)),
+    "columns": ("sgemm_skinny", "columns_along", UNCUT, Problem(500, 7, 1000, batch=5)),
     "mma": ("sgemm_3xtf32", "two_warps", {}, Problem(256, 256, 256, "nt", 0, "3xtf32", 64)),
     "mma, parts": ("sgemm_3xtf32", "two_warps", {"split_k": 4}, Problem(96, 80, 1024, "tn", 1, "3xtf32", 9)),
     "wgmma": ("sgemm_3xtf32_wgmma", "small_block", {}, Problem(256, 256, 256, "nn", 1, "3xtf32", 64)),
