@@ -41,7 +41,7 @@ Case = tuple[
 # family: name: case
 CASES: dict[str, dict[str, Case]] = {
     "sgemm": {
-        "batch": ((64, 64, 4096, "nn", 0, 16), "tiny_block", {"split_k": 2, "edge": "exact", "group_m": 1}),
+        "batch": ((64, 64, 4096, "nn", 1, 16), "tiny_block", {"split_k": 2, "edge": "exact", "group_m": 1}),
         "more_products_than_layers": ((32, 32, 256, "nn", 0, 100_000), "tiny_block", {"group_m": 1}),
         "one_output_per_thread": ((256, 256, 256), "small_block", PLAIN),
         "guarded_registers": ((4095, 4097, 1023, "nn", 1), "register_staged", ODD),

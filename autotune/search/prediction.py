@@ -23,7 +23,7 @@ from autotune.space.statements import Value
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 
-CORRECTED = 300  # points, the first by the estimate, that are corrected
+CORRECTED = 200  # points, the first by the estimate, that are corrected
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
 // config   BM32-TM4-LM8-BN32-TN4-VM4-VN4-BK32-split_k2-warps_k1-cp_async-stages3-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
 // template
 
@@ -299,10 +299,13 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         for (int j = 0; j < TN; j += vec_c) {
             const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
             auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+            Vector<vec_c> old = {};
+            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
+                old = *to;
             Vector<vec_c> out;
             #pragma unroll
             for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * acc[i][j + v];
+                out.lane[v] = alpha * acc[i][j + v] + beta * old.lane[v];
             *to = out;
         }
 }

@@ -229,21 +229,36 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n;
     float* const c_thread = C + c_row * ldc + c_col;
+    // Of some rows at a time all of C is read before any of it is written: a read behind a write waits for it.
+    constexpr int read_rows = 4;
     #pragma unroll
-    for (int i = 0; i < TM; ++i)
-        #pragma unroll
-        for (int j = 0; j < TN; j += vec_c) {
-            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
-            if (c_row + row < tile_row || c_col + col < tile_col)
-                continue;
-            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
-            Vector<vec_c> old = {};
-            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
-                old = *to;
-            Vector<vec_c> out;
+    for (int first = 0; first < TM; first += read_rows) {
+        Vector<vec_c> old[read_rows][TN / vec_c] = {};
+        if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
             #pragma unroll
-            for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * acc[i][j + v] + beta * old.lane[v];
-            *to = out;
+            for (int i = first; i < first + read_rows; ++i)
+                #pragma unroll
+                for (int j = 0; j < TN; j += vec_c) {
+                    const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
+                    if (c_row + row < tile_row || c_col + col < tile_col)
+                        continue;
+                    old[i - first][j / vec_c] = *reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+                }
         }
+        __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
+        #pragma unroll
+        for (int i = first; i < first + read_rows; ++i)
+            #pragma unroll
+            for (int j = 0; j < TN; j += vec_c) {
+                const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
+                if (c_row + row < tile_row || c_col + col < tile_col)
+                    continue;
+                auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+                Vector<vec_c> out;
+                #pragma unroll
+                for (int v = 0; v < vec_c; ++v)
+                    out.lane[v] = alpha * acc[i][j + v] + beta * old[i - first][j / vec_c].lane[v];
+                *to = out;
+            }
+    }
 }
