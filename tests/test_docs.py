@@ -142,12 +142,29 @@ def check_options(block: Block, words: list[str]) -> None:
 def check_python(block: Block) -> None:
     """What it takes from the package exists, and takes these arguments."""
     for node in ast.walk(ast.parse(block.text)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "autotune":
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "autotune" and node.attr != "torch":
             assert hasattr(autotune, node.attr), f"{block}: autotune.{node.attr}"
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("autotune."):
-            function = getattr(autotune, ast.unparse(node.func).removeprefix("autotune."))
+            name = ast.unparse(node.func).removeprefix("autotune.")
             names = {word.arg: None for word in node.keywords if word.arg}
-            inspect.signature(function).bind(*node.args, **names)
+            if name.startswith("torch."):
+                taken = of_pytorch(name.removeprefix("torch."))
+                assert len(node.args) <= len(taken), block
+                assert set(names) <= set(taken), block
+            else:
+                inspect.signature(getattr(autotune, name)).bind(*node.args, **names)
+
+
+def of_pytorch(name: str) -> list[str]:
+    """The parameters of a public function of autotune.torch, read without PyTorch, which may be missing."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "autotune" / "torch").glob("*.py")]
+    (found,) = (
+        node
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    return [each.arg for each in (*found.args.args, *found.args.kwonlyargs)]
 
 
 def test_the_test_command_is_that_of_ci():
