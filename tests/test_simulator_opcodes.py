@@ -541,11 +541,11 @@ def test_tensor_core_product(arch: str) -> None:
 
 def test_unknown_opcodes_are_named_before_anything_runs() -> None:
     out = np.zeros(32, "f4")
-    with pytest.raises(UnsupportedPTX, match=r"ldmatrix\.sync\S* .*source line 5.*not supported"):
+    with pytest.raises(UnsupportedPTX, match=r"stmatrix\.sync\S* .*source line 5.*not supported"):
         execute(
             "__shared__ float s[256]; unsigned r; a[i] = 1.0f;\n"
-            'asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"'
-            ' : "=r"(r) : "r"((unsigned)__cvta_generic_to_shared(s))); a[i] = r;',
+            'asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%1], {%0};"'
+            ' :: "r"(r), "r"((unsigned)__cvta_generic_to_shared(s))); a[i] = r;',
             out,
             arch="sm_90",
             threads=32,

@@ -17,7 +17,7 @@ Limits:
       takes longer ends with a fault, "time-limit" or "endless-loop". Both limits are arguments.
     - Launches that CUDA refuses are refused: threads, extents, and shared memory beyond what GPUs of the
       PTX's architecture have. Registers are not known, so a block that needs too many of them is not refused.
-    - Not supported: ldmatrix, tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
+    - Not supported: tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
       float16 FMA, recursion, calls through pointers. They are refused with their name.
 """
 

@@ -88,6 +88,13 @@ def multiply_high(a: Values, b: Values) -> Values:
     return high.astype(a.dtype)
 
 
+def multiply24(a: Values, b: Values, high: bool) -> Values:
+    """Multiply the lower 24 bits of each: the lower 32 of the 48 bits, or the upper."""
+    a, b = (np.asarray(each) << each.dtype.type(8) >> each.dtype.type(8) for each in (a, b))
+    product = np.multiply(a, b, dtype=np.dtype(f"{a.dtype.kind}8"))
+    return (product >> product.dtype.type(16 if high else 0)).astype(a.dtype)
+
+
 def shift_left(value: Values, amount: Values) -> Values:
     """Shift left; amounts of at least the width yield 0."""
     value = np.asarray(value)

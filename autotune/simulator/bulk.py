@@ -71,6 +71,19 @@ class BulkCopies(Printing):
         self._completed(completed)
         return tokens
 
+    def copies_arrive(self, access: Access, address: Values, mask: Any, counts: bool) -> None:
+        """Execute cp.async.mbarrier.arrive: a phase of the mbarrier waits for what each lane copies so far.
+
+        Without .noinc it raises the arrivals of the phase by the one that it makes.
+        """
+        assert self.mbarriers is not None
+        lanes, slots = self._slots(access, address, mask)
+        if self.races is not None:
+            self.races.hand_over(lanes, *self.mbarriers.tickets(slots))
+        if counts:
+            _, completed = self.mbarriers.arrive(slots, np.ones(len(slots), np.int64), lanes)
+            self._completed(completed)
+
     def mbarrier_wait(self, access: Access, address: Values, mask: Any, parity: Values) -> Any:
         """Execute mbarrier.try_wait or test_wait: return whether the phase is complete, ``[lanes]`` bool."""
         assert self.mbarriers is not None

@@ -96,6 +96,15 @@ def _mad(e: Emitter, x: Instruction) -> None:
         raise unsupported(x)
 
 
+def _mul24(e: Emitter, x: Instruction) -> None:
+    kind = x.parts[-1]
+    if x.parts[1:] not in (("lo", kind), ("hi", kind)) or kind not in ("s32", "u32"):
+        raise unsupported(x)
+    a, b, *c = (e.read(operand, kind) for operand in x.operands[1:])
+    product = f"multiply24({a}, {b}, {x.parts[1] == 'hi'})"
+    e.write(x.operands[0], kind, f"add({product}, {c[0]})" if c else product)
+
+
 def _fma(e: Emitter, x: Instruction) -> None:
     kind, modifiers = x.parts[-1], set(x.parts[1:-1])
     if kind == "f32" and modifiers & _DIRECTED:
@@ -149,6 +158,8 @@ HANDLERS: dict[str, Handler] = {
     "max": partial(_minmax, integer="maximum", floating="fmax"),
     "mul": _mul,
     "mad": _mad,
+    "mul24": _mul24,
+    "mad24": _mul24,
     "fma": _fma,
     "div": _div,
     "rem": _rem,

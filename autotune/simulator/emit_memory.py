@@ -101,6 +101,13 @@ def _cp(e: Emitter, x: Instruction) -> None:
         _copy(e, x)
     elif x.parts[:3] == ("cp", "async", "bulk"):
         _bulk_copy(e, x)
+    elif x.parts[:4] == ("cp", "async", "mbarrier", "arrive"):
+        counts = "noinc" in x.parts
+        if set(x.parts[4:]) - {"noinc", "shared", "shared::cta", "b64"}:
+            raise unsupported(x)
+        address, offset = e.address(x.operands[0])
+        access = e.access(x, "mbarrier", "mbarrier", "b64", 1, offset)
+        e.statement(f"M.copies_arrive({access}, {address}, {e.active}, {counts})")
     else:
         raise unsupported(x)
 
@@ -115,7 +122,11 @@ def _copy(e: Emitter, x: Instruction) -> None:
     to_access = e.access(x, "shared", "ldgsts", element, count, shared_offset)
     from_access = e.access(x, "global", "ldgsts", element, count, source_offset)
     rest = _without_policy(x, x.operands)[3:]
-    sizes = e.read(rest[0], "u32") if rest else "None"
+    sizes = "None"
+    if rest and e.rows.get(rest[0].removeprefix("!"), (0,))[0] == 1:  # whether the source is ignored
+        sizes = f"where({e.read(rest[0], 'pred')}, uint32(0), uint32({size}))"
+    elif rest:
+        sizes = e.read(rest[0], "u32")
     e.statement(f"M.copy_async({to_access}, {from_access}, {shared}, {source}, {sizes}, {e.active})")
 
 

@@ -106,6 +106,20 @@ def _mma(e: Emitter, x: Instruction) -> None:
         e.write(name, "f32", f"t[{number}]")
 
 
+def _ldmatrix(e: Emitter, x: Instruction) -> None:
+    *_, shape, count = (*x.parts[:4], x.parts[4]) if len(x.parts) > 4 else x.parts
+    words = set(x.parts[5:-1]) - {"trans", "shared", "shared::cta"}
+    targets = split_operands(x.operands[0].strip("{} "))
+    if (*x.parts[1:3], shape, x.parts[-1]) != ("sync", "aligned", "m8n8", "b16") or words:
+        raise unsupported(x)
+    if count not in ("x1", "x2", "x4") or len(targets) != int(count[1:]):
+        raise unsupported(x)
+    address, offset = e.address(x.operands[1])
+    access = e.access(x, "shared", "ld", "b32", 4, offset)
+    rows = ", ".join(e.row(target, "b32") for target in targets)
+    e.statement(f"M.load_matrices({access}, {address}, {e.active}, ({rows},), {'trans' in x.parts})")
+
+
 def _wgmma(e: Emitter, x: Instruction) -> None:
     if x.parts[2:4] != ("sync", "aligned"):
         raise unsupported(x)
@@ -159,5 +173,6 @@ HANDLERS: dict[str, Handler] = {
     "match": _match,
     "redux": _redux,
     "mma": _mma,
+    "ldmatrix": _ldmatrix,
     "wgmma": _wgmma,
 }

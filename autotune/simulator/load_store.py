@@ -13,7 +13,7 @@ from autotune.simulator.counters import Tally
 from autotune.simulator.emitter import LOCAL_WINDOW, SHARED_WINDOW, Access
 from autotune.simulator.faults import FaultKind, Notes
 from autotune.simulator.global_races import GlobalRaces
-from autotune.simulator.lanes import Lanes, Registers
+from autotune.simulator.lanes import WARP, Lanes, Registers
 from autotune.simulator.memory import GlobalMemory, Region, gather, scatter
 from autotune.simulator.races import RaceDetector
 from autotune.simulator.shared import Pattern, SharedMemory, displaced
@@ -103,6 +103,32 @@ class LoadStore(Registers):
                 _assign(rows, lanes, self._load_from(space, access, part, lanes))
         else:
             _assign(rows, active, self._load_from(access.space, access, address, active))
+
+    def load_matrices(
+        self, access: Access, address: Values, mask: Any, rows: tuple[Any, ...], transposed: bool
+    ) -> None:
+        """Execute ldmatrix: lanes 8 q to 8 q + 7 of a warp give where the rows of matrix q begin.
+
+        Register q of lane l holds elements 2 (l % 4) and the next of row l / 4; transposed, of column l / 4.
+        """
+        active, address = self._select(address, mask)
+        lanes = self.lanes.index if active is None else active
+        broken = np.bincount(lanes // WARP, minlength=1) % WARP != 0
+        if broken.any():
+            lane = int(np.argmax(broken)) * WARP
+            message = f"{access.opcode} needs all lanes of its warp"
+            raise self.lanes.stop("divergent-warp", message, access.line, lane)
+        giving = lanes % WARP < 8 * len(rows)
+        found = self._shared_pattern(access, address[giving], lanes[giving])
+        if self.races is not None:  # what a lane gives the place of, all lanes read
+            warps = self.lanes.stride + self.lanes.thread[found.lane] // WARP
+            found.who = np.maximum(found.who, warps)
+            self.races.read(access, found)
+        halves = np.ascontiguousarray(self.shared.read(access, found)).view(np.uint16)
+        halves = halves.reshape(-1, len(rows), 8, 8)
+        words = np.ascontiguousarray(halves.swapaxes(2, 3) if transposed else halves).view(np.uint32)
+        for row, values in zip(rows, words.reshape(-1, len(rows), WARP).swapaxes(0, 1), strict=True):
+            row[lanes] = values.reshape(-1)
 
     def _load_from(self, space: str, access: Access, address: Any, active: Any) -> Any:
         if space == "shared":

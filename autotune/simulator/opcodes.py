@@ -23,7 +23,14 @@ _HANDLERS: dict[str, Handler] = {
 _FORMS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("add", "sub", "mul", "div"), ("3", "usf")),
     **dict.fromkeys(("min", "max"), ("34", "usf")),
-    **{"rem": ("3", "us"), "mad": ("4", "usf"), "fma": ("4", "f"), "copysign": ("3", "f")},
+    **{
+        "rem": ("3", "us"),
+        "mad": ("4", "usf"),
+        "mul24": ("3", "us"),
+        "mad24": ("4", "us"),
+        "fma": ("4", "f"),
+        "copysign": ("3", "f"),
+    },
     **dict.fromkeys(("abs", "neg"), ("2", "sf")),
     **dict.fromkeys(("sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "testp"), ("2", "f")),
     **dict.fromkeys(("and", "or", "xor"), ("3", "bp")),
@@ -39,10 +46,11 @@ _FORMS: dict[str, tuple[str, str]] = {
         "redux": ("3", "bus"),
         "elect": ("2", ""),
     },
-    **{"activemask": ("1", "b"), "mma": ("4", "f")},
+    **{"activemask": ("1", "b"), "mma": ("4", "f"), "ldmatrix": ("2", "b")},
 }
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
-_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "elect", "wgmma")
+_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "elect", "wgmma")
+WHOLE_WARP = ("mma", "ldmatrix", "wgmma")  # those that name no lanes: all must come
 
 
 def is_warp_wide(x: Instruction) -> bool:

@@ -17,7 +17,7 @@ from autotune.simulator.emit_memory import is_fence
 from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
-from autotune.simulator.opcodes import emit, is_control, is_warp_wide
+from autotune.simulator.opcodes import WHOLE_WARP, emit, is_control, is_warp_wide
 from autotune.simulator.provenance import stored
 from autotune.simulator.ptx import Instruction, Kernel, integer
 
@@ -114,7 +114,7 @@ class Program:
             if is_control(x):
                 self._check_control(x)
                 continue
-            if is_warp_wide(x) and x.parts[0] not in ("mma", "wgmma"):
+            if is_warp_wide(x) and x.parts[0] not in WHOLE_WARP:
                 self._check_words(x, x.operands[-1:] or ("",))
             registers = (rows[o][0] if o in rows else o[:1] if o[:1] in "[{" else "" for o in x.operands)
             form = (x.opcode, rows.get(x.predicate or "", (0,))[0], *registers)
@@ -219,7 +219,7 @@ class Program:
             control = last if is_control(last) else None
             members = None
             if is_warp_wide(first):
-                members = "0xffffffff" if first.parts[0] in ("mma", "wgmma") else first.operands[-1]
+                members = "0xffffffff" if first.parts[0] in WHOLE_WARP else first.operands[-1]
             warps = WARPGROUP if first.parts[0] == "wgmma" else 1
             self.blocks.append(Block(start, stop - (control is not None), control, members, warps))
 

@@ -89,6 +89,16 @@ class RaceDetector:
         lowest = int(self.epochs.min())
         self.epoch = lowest if lowest == int(self.epochs.max()) else None
 
+    def hand_over(self, lanes: Any, columns: Any, phases: Any) -> None:
+        """Let mbarriers say when the async copies are complete that each lane has not waited for."""
+        units = np.flatnonzero((self.writers >= IN_FLIGHT) & (self.writers < NOTHING))
+        copier = self.writers[units] - IN_FLIGHT
+        place = np.full(self.lanes.count, -1)
+        place[lanes] = np.arange(len(lanes))
+        mine = (place[copier] >= 0) & (self.copy_groups[units] >= self.copies.waited[copier])
+        units, place = units[mine], place[copier[mine]]
+        self.writers[units], self.copy_groups[units] = BULK + columns[place], phases[place]
+
     def _start(self, found: Pattern) -> Any:
         """First stamp of the current epoch of each unit's block."""
         if self.epoch is not None:
@@ -280,7 +290,7 @@ class RaceDetector:
         known = self.mbarriers.knows(found.lane, column, phase)
         if (bulk & ~known).any():
             verb = "overwrites" if writing else "reads"
-            why = f"{verb} what a bulk copy may still write: this thread did not wait for its mbarrier"
+            why = f"{verb} what an async copy may still write: this thread did not wait for its mbarrier"
             raise self._stop(access, found, int(np.argmax(bulk & ~known)), "async-copy", why)
         settled = self.mbarriers.published[found.blocks, column] > phase
         self.writers[found.words[bulk & settled]] = 0

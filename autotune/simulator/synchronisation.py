@@ -182,6 +182,10 @@ class MBarriers:
         """Return (column, phase) that a transfer towards this mbarrier belongs to."""
         return int(self._column[slot]), int(self._phase[slot])
 
+    def tickets(self, slots: Any) -> tuple[Any, Any]:
+        """Return (columns, phases) likewise for each of several mbarriers."""
+        return self._column[slots], self._phase[slots]
+
     def knows(self, lanes: Any, columns: Any, phases: Any) -> Any:
         """Return whether lanes may rely on the completion of a phase."""
         if not self.observed.shape[1]:
