@@ -5,7 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import multiprocessing
+import os
 import re
+import shutil
+import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -17,6 +21,7 @@ from made_records import made
 from stub_bench import measured, timing
 from stub_gpu import TOO_LARGE
 
+from autotune import records
 from autotune.cli import bench as command
 from autotune.code.render import render
 from autotune.errors import DeviceError, Rejected, UsageError
@@ -26,7 +31,7 @@ from autotune.measure.timing import fastest, timed_beta
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store
 from autotune.report.bench import Report, bench, geometric_mean
-from autotune.report.rows import Failure, Row, Winner
+from autotune.report.rows import Circumstances, Failure, Row, Winner
 from autotune.space.space import Space
 from autotune.tuning import quick, tuner
 from autotune.values.device import named_device
@@ -514,6 +519,20 @@ def test_only_random_shapes_are_tuned_quickly(monkeypatch):
 SIX = [Shape.of(Problem(m, 64, 64)) for m in range(66, 72)]
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder in which the kernels of the six shapes are kept."""
+    folder = tmp_path_factory.mktemp("compiled")
+    bench(SIX, root=folder, predicted=True, service=STUB)
+    return folder / "compiled"
+
+
+@pytest.fixture
+def folder(tmp_path, compiled):
+    shutil.copytree(compiled, tmp_path / "compiled")
+    return tmp_path
+
+
 def stopped(folder, after=2, **words):
     """Time some shapes as if they had no record, until a number of them is done; return what was done."""
     told = []
@@ -539,11 +558,11 @@ def again(folder, **words):
     return told, said, found
 
 
-def test_a_stopped_run_goes_on_and_leaves_nothing(tmp_path):
-    before, file = stopped(tmp_path)
+def test_a_stopped_run_goes_on_and_leaves_nothing(folder):
+    before, file = stopped(folder)
     rows = [json.loads(line)["shape"] for line in file.read_text().splitlines()[1:]]
     assert rows == [shape.id for shape in before] == [shape.id for shape in SIX[:2]]
-    told, said, report = again(tmp_path)
+    told, said, report = again(folder)
     assert told == SIX[2:]
     assert re.fullmatch(
         r"going on: 2 of 6 shapes were timed in a run .* \(--no-resume begins anew\)", said[0]
@@ -555,45 +574,69 @@ def test_a_stopped_run_goes_on_and_leaves_nothing(tmp_path):
     assert "in turns in one run, 2 of them in an earlier one; copy" in command.caption(report)
     assert report.plain()["resumed"] == 2
     assert not file.exists()
-    assert again(tmp_path)[0] == SIX  # a whole run is no stopped one
+    assert again(folder)[0] == SIX  # a whole run is no stopped one
 
 
-def test_a_line_that_a_killed_run_left_half_is_timed_again(tmp_path):
-    _, file = stopped(tmp_path, after=3)
+def killed(folder):
+    """Time two of the shapes, and die."""
+    bench(
+        SIX,
+        root=folder,
+        predicted=True,
+        service=STUB,
+        seed=1,
+        tell=lambda row: row.shape == SIX[1] and os.kill(os.getpid(), signal.SIGKILL),
+    )
+
+
+def test_a_killed_run_goes_on(folder):
+    process = multiprocessing.get_context("fork").Process(target=killed, args=(folder,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert again(folder)[0] == SIX[2:]
+
+
+def test_a_line_that_a_killed_run_left_half_is_timed_again(folder):
+    _, file = stopped(folder, after=3)
     file.write_bytes(file.read_bytes()[:-40])
-    before, file = stopped(tmp_path, after=1)
+    before, file = stopped(folder, after=1)
     assert before == SIX[2:3]
     assert len([json.loads(line) for line in file.read_text().splitlines()]) == 4
-    assert again(tmp_path)[0] == SIX[3:]
+    assert again(folder)[0] == SIX[3:]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("driver", "1.2", "the driver"), ("nvrtc", "12.0", "NVRTC"), ("model", "0" * 64, "the model"),
-        ("families", "0" * 64, "spaces or templates"), ("cublas", "1", "cuBLAS"),
-    ],
-)  # fmt: skip
-def test_other_circumstances_begin_anew_with_one_line(tmp_path, name, value, says):
-    _, file = stopped(tmp_path)
+def test_other_circumstances_begin_anew_with_one_line(folder):
+    _, file = stopped(folder)
     first, *lines = file.read_text().splitlines(keepends=True)
-    file.write_text(json.dumps({**json.loads(first), name: value}) + "\n" + "".join(lines))
-    told, said, report = again(tmp_path)
+    file.write_text(
+        json.dumps({**json.loads(first), "driver": "1.2", "nvrtc": "12.0"}) + "\n" + "".join(lines)
+    )
+    told, said, report = again(folder)
     assert told == SIX
-    assert said == [f"2 shapes that were timed before are timed anew: {says} changed"]
+    assert said == ["2 shapes that were timed before are timed anew: the driver, NVRTC changed"]
     assert report.resumed == 0
 
 
-def test_another_record_begins_anew(tmp_path):
-    stopped(tmp_path)
-    Store(tmp_path).write(winner().record)
-    assert again(tmp_path)[1] == ["2 shapes that were timed before are timed anew: records changed"]
+def test_circumstances_differ_in_all_that_times_depend_on(tmp_path):
+    now = Circumstances.of(FACTS, Store(tmp_path), 1)
+    assert now.differences(replace(now, created="earlier", seed=2)) == ""
+    others = {"driver": "1.2", "nvrtc": "12.0", "cublas": "", "model": "0", "families": "0", "records": "0"}
+    device = records.RecordedDevice.of(named_device("a100"))
+    for name, value in {**others, "device": device}.items():
+        assert len(now.differences(replace(now, **{name: value})).split(", ")) == 1
 
 
-def test_a_run_of_other_shapes_or_of_another_kind_is_another_run(tmp_path):
-    stopped(tmp_path)
+def test_another_record_begins_anew(folder):
+    stopped(folder)
+    Store(folder).write(winner().record)
+    assert again(folder)[1] == ["2 shapes that were timed before are timed anew: records changed"]
+
+
+def test_a_run_of_other_shapes_or_of_another_kind_is_another_run(folder):
+    stopped(folder)
     for words in ({"predicted": False}, {"seed": 2}, {"cold": True}, {"resume": False}):
-        assert again(tmp_path, **words)[:2] == (SIX, [])
+        assert again(folder, **words)[:2] == (SIX, [])
 
 
 def test_a_stopped_run_that_tunes_goes_on_too(quickly, tmp_path):
@@ -611,29 +654,29 @@ def test_a_stopped_run_that_tunes_goes_on_too(quickly, tmp_path):
     assert len((tmp_path / "measured").read_text().split()) == 2  # each once
 
 
-def test_what_was_not_timed_is_tried_again(tmp_path, monkeypatch):
+def test_what_was_not_timed_is_tried_again(folder, monkeypatch):
     def fails(self, comparison):
         raise DeviceError("the GPU is gone")
 
     with monkeypatch.context() as patch:
         patch.setattr(GpuWorker, "compare", fails)
-        _, file = stopped(tmp_path)
+        _, file = stopped(folder)
     assert len(file.read_text().splitlines()) == 1
-    assert again(tmp_path)[0] == SIX
+    assert again(folder)[0] == SIX
 
 
-def test_two_processes_do_not_write_one_file(tmp_path):
-    _, file = stopped(tmp_path)
+def test_two_processes_do_not_write_one_file(folder):
+    _, file = stopped(folder)
     with file.open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(UsageError, match="another process times these shapes, and has locked"):
-            again(tmp_path)
-    assert again(tmp_path)[0] == SIX[2:]
+            again(folder)
+    assert again(folder)[0] == SIX[2:]
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_but_the_rows(tmp_path):
-    (tmp_path / "bench").write_text("")
-    told, said, _ = again(tmp_path)
+def test_a_folder_that_cannot_be_written_costs_nothing_but_the_rows(folder):
+    (folder / "bench").write_text("")
+    told, said, _ = again(folder)
     assert told == SIX
     assert re.fullmatch(r"what is timed is not kept: .*\.jsonl cannot be written \(.*\)", said[0])
 

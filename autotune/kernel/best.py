@@ -292,7 +292,7 @@ def fastest(
     if len(problems) == 1:
         return problems[0]
     able = {
-        problem: Choices(problem, machine.device, store, spaces=spaces)
+        problem: Choices(problem, machine.device, store, spaces=spaces, begin=single.begin)
         for problem in _able(problems, machine, spaces)
     }
     recorded = {problem: choices.first_ms(exact=True) for problem, choices in able.items()}
