@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,6 +106,20 @@ def test_what_was_learned_makes_the_first_choice_better_than_the_estimate_does()
     assert len(regrets[None]) >= 15
     assert corrected < plain
     assert corrected < 1.06
+
+
+def test_a_batch_is_predicted_by_the_blocks_of_all_products(tmp_path):
+    one, several = (Problem(256, 256, 256, batch=batch) for batch in (1, 64))
+    first, batched = (served(tmp_path, problem).points[0][0] for problem in (one, several))
+    assert 15 * first.estimate_ms < batched.estimate_ms < 64 * first.estimate_ms
+    values = SGEMM.values(batched.config, one, H200)
+    assert (
+        values["tiles"]
+        < values["tiles_m"] * values["tiles_n"] * 64
+        == SGEMM.values(batched.config, several, H200)["all_tiles"]
+    )
+    assert first.config["BM"] * first.config["BN"] < batched.config["BM"] * batched.config["BN"]
+    assert module.distance(one, several) > module.distance(one, Problem(256, 256, 256, batch=2)) > 0
 
 
 def test_a_stored_winner_is_among_the_candidates(tmp_path):
@@ -216,6 +231,9 @@ def test_the_table_that_was_fitted_on_is_shipped_and_reads_back(tmp_path):
     rows = list(read_table(path, digests))
     assert len(rows) == sum(len(each.configs) for each in found["sgemm"][:2])
     assert list(read_table(path, {"sgemm": {("0", "0")}})) == []  # of another space
+    batch = replace(found["sgemm"][0], problem=Problem(64, 64, 64, "tt", 1, batch=9))
+    write_table(path, {"sgemm": [batch]}, spaces)
+    assert {problem for _, problem, *_ in read_table(path, digests)} == {batch.problem}
 
 
 def found_digest():
@@ -290,6 +308,9 @@ def test_random_shapes_are_drawn_alike_and_within_their_limits():
     shapes = random_shapes(200, 5)
     assert [shape.problem for shape in random_shapes(50, 5)] == [shape.problem for shape in shapes[:50]]
     assert random_shapes(5, 6) != shapes[:5]
+    batched = [shape.problem for shape in random_shapes(100, 5, batches=True)]
+    assert all(2 <= problem.batch <= 2048 and 2**20 < problem.flops < 2**37 for problem in batched)
+    assert len({problem.batch for problem in batched}) > 50
     assert len({shape.problem for shape in shapes}) == 200
     assert {shape.problem.layout for shape in shapes} == {"nn", "nt", "tn", "tt"}
     assert 0.05 < np.mean([shape.problem.beta for shape in shapes]) < 0.3

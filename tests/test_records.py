@@ -146,6 +146,23 @@ def test_keys_come_in_the_documented_order() -> None:
     assert list(value["config"]) == list(CONFIG)
 
 
+def test_a_batch_is_named_and_one_product_is_not(tmp_path: Path) -> None:
+    assert "batch" not in json.loads(TEXT)["problem"]
+    problem = dataclasses.replace(PROBLEM, batch=3)
+    record = timed(7.5, problem=problem)
+    assert json.loads(to_json(record))["problem"]["batch"] == 3
+    assert from_json(to_json(record), "x") == record
+    path = Store(tmp_path).write(record)
+    assert path.name == "sgemm_f32_nn_m1024_n1024_k1016_batch3_beta0_ffma.json"
+    assert [file.problem for file in records.filed(path.parent)] == [problem]
+    assert records.serves(record, H200, PROBLEM, rendered("a", record.launch)) == (
+        "the record is for batch 3, not 1"
+    )
+    wrong = json.loads(to_json(record))
+    wrong["problem"]["batch"] = "many"
+    assert fault(json.dumps(wrong)).startswith("$.problem.batch: expected an int, got a string, 'many'")
+
+
 def test_numbers_are_rounded_for_readers() -> None:
     value = json.loads(TEXT)
     assert value["timing"]["quantiles_ms"] == [2.31012, 2.31412, 2.32012]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     help="Random shapes to gather trials of.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draw.")
+@click.option("--batches", is_flag=True, help="Make the random shapes batches.")
 @target_options
 @click.option("--gpus", metavar="all|N|I,J", help="Measure on GPUs of this host: all, N of them, or these.")
 @click.option("--fit-only", is_flag=True, help="Measure nothing; learn from the trials that there are.")
@@ -40,6 +41,7 @@ def command(
     budget: str,
     number: int,
     seed: int,
+    batches: bool,
     ordinal: int | None,
     gpus: str | None,
     target: str | None,
@@ -83,7 +85,7 @@ def command(
                 watch=board.watch,
                 began=began,
             )
-            tune_all(random_shapes(number, seed), request, board.tell)
+            tune_all(random_shapes(number, seed, batches=batches), request, board.tell)
     found = trials(device, spaces, store)
     learned = learn(device, spaces, found, store.depot)
     path = store.home(device) / LEARNED

@@ -131,7 +131,7 @@ def _scalar(value: float, name: str, where: str) -> float:
     return rounded
 
 
-def random_shapes(number: int, seed: int = 0) -> list[Shape]:
+def random_shapes(number: int, seed: int = 0, *, batches: bool = False) -> list[Shape]:
     """Draw shapes as programs have them: from tiny to large, square to thin, in every layout.
 
     Each extent is 2^x with x uniform between 3.5 and 13; in half of the shapes all are cut to multiples of
@@ -140,6 +140,8 @@ def random_shapes(number: int, seed: int = 0) -> list[Shape]:
     Args:
         number: How many; none is drawn twice.
         seed: Of the draw.
+        batches: Make them batches of 2^x products, x uniform between 1 and 11, of extents up to 2^10; all
+            products together have the limits above.
 
     Raises:
         UsageError: The number is out of range.
@@ -149,11 +151,13 @@ def random_shapes(number: int, seed: int = 0) -> list[Shape]:
     draw = random.Random(seed)
     shapes: dict[Problem, Shape] = {}
     while len(shapes) < number:
-        m, n, k = (int(2 ** draw.uniform(3.5, 13)) for _ in range(3))
+        m, n, k = (int(2 ** draw.uniform(3.5, 10 if batches else 13)) for _ in range(3))
+        batch = int(2 ** draw.uniform(1, 11)) if batches else 1
         if draw.random() < 0.5:
             m, n, k = (max(16, extent // 16 * 16) for extent in (m, n, k))
-        if 2**19 < m * n * k < 2**36:
-            problem = Problem(m, n, k, draw.choice(LAYOUTS), int(draw.random() < 0.15))
+        if 2**19 < batch * m * n * k < 2**36:
+            layout = draw.choice(LAYOUTS)
+            problem = Problem(m, n, k, layout, int(draw.random() < 0.15), batch=batch)
             name = f"R{len(shapes):03d}"
             shapes.setdefault(problem, Shape(name, problem, beta=float(problem.beta), group="random"))
     return list(shapes.values())
