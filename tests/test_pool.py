@@ -109,8 +109,8 @@ def test_a_compiler_without_memory_is_no_fault_of_the_candidate(
     (tmp_path / "starved.py").write_text(
         "from autotune.code import pool\n"
         "from autotune.code.nvrtc import Nvrtc\n"
-        f"answer = (1, '', b'', '') if 'NVRTC' in {says!r} else (6, {says!r}, b'', '')\n"
-        "Nvrtc.compile = lambda self, text, options: answer\n"
+        f"answer = (1, '', b'', '', '') if 'NVRTC' in {says!r} else (6, {says!r}, b'', '', '')\n"
+        "Nvrtc.compile = lambda *words: answer\n"
         "serve = pool.serve\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

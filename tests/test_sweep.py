@@ -185,7 +185,7 @@ def test_a_log_of_trials(tmp_path: Path) -> None:
     assert [point.outcome for point in sweep.points] == [1.5, Rejected("crash", "it is gone")]
     assert sweep.points[0].compile_s == 0.3
     assert sweep.about.header == HEADER
-    assert sweep.about.problem == HEADER.problem
+    assert sweep.about.header.problem == HEADER.problem
 
 
 def sweeps() -> st.SearchStrategy[Sweep]:

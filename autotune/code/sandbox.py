@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     import jinja2
 
 MOST_STEPS = 300_000  # turns of loops, calls and loaded files of one rendering; ours take some hundreds
-MOST_TEXT = (
-    4_000_000  # characters that one rendering writes, or that one expression gives; NVRTC needs minutes
-)
+MOST_TEXT = 4_000_000  # characters that one rendering writes, or one expression gives; NVRTC needs minutes
 MOST_MADE = 25 * MOST_TEXT  # characters and items of all that one rendering computes
 _SPREADING = {"join", "replace", "translate", "format", "format_map", "indent", "expandtabs", "wordwrap"}
 _LONG_FIELD = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{5}|\d*\.\d{5})|\{[^{}]*:[^{}]*\d{5}")  # in a format
@@ -172,9 +170,8 @@ def _environment_class() -> type[jinja2.Environment]:
                 _fits(abs(right) * max(1, int(left).bit_length()) if isinstance(right, int) else 0)
             elif operator == "%":
                 _require_short_fields(left)
-                _require_small(
-                    right if isinstance(left, str) and isinstance(right, tuple) else ()
-                )  # for "%*d"
+                # Of "%*d" the width is among the words.
+                _require_small(right if isinstance(left, str) and isinstance(right, tuple) else ())
                 _require_small_spread("format", left, [right] if isinstance(left, str) else ())
             elif operator == "*":
                 _fits(_size(left) * abs(right) if isinstance(right, int) else 0)

@@ -46,9 +46,7 @@ _ASSEMBLY = re.compile(r"\{%(?=[%\d])")  # inline assembly such as {%0, %1}: no 
 
 _ASKING = ("defined", "undefined", "default", "d")  # tests and filters of names that need not exist
 
-_Stamp = (
-    tuple[int, int, int] | None
-)  # when a file was changed, its size, its number; None where there is none
+_Stamp = tuple[int, int, int] | None  # when a file was changed, its size, its number; None: there is none
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,7 @@ from autotune.search.simple import Exhaustive, Neighbours, Random
 if TYPE_CHECKING:
     from autotune.space.space import Legal
 
-WAIT: Final = (
-    -1
-)  # returned by `ask` of a shared search while others measure all that is left: ask again later
+WAIT: Final = -1  # from `ask` of a shared search while others measure all that is left: ask again later
 DEFAULT: Final = "gp"
 OPTUNA: Final = "optuna:"  # followed by the name of a class of `optuna.samplers`
 OWN_ORDER: Final = ("BruteForceSampler", "GridSampler")  # fail where a trial is not what they proposed
@@ -177,11 +175,6 @@ class Search:
         self._proposed = 0  # right for a list of one point, where Optuna has nothing to ask its sampler
         sampler = self._strategy.sampler if isinstance(self._strategy, Projected) else None
         self.study = _study(self._distributions, self._propose, sampler)
-
-    @property
-    def told(self) -> int:
-        """Number of points with an outcome so far, rejected ones included."""
-        return self.asked - len(self._pending)
 
     def ask(self) -> int | None:
         """Return the index of a point that was not proposed before, or None when the list is exhausted.

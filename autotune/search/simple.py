@@ -55,10 +55,7 @@ class Neighbours:
         """Return an unseen neighbour of the fastest point of this climb, or a random point to start from."""
         self._history.read(study, seen)
         if not self._own:
-            self._own = {
-                *self._history.told,
-                *self._history.pending,
-            }  # begin with what is known from elsewhere
+            self._own = {*self._history.told, *self._history.pending}  # what is known from elsewhere
         told = self._history.told
         if len(self._own) >= STARTS and (mine := [index for index in self._own if index in told]):
             here = min(mine, key=lambda index: (told[index], index))

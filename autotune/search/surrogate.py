@@ -136,14 +136,12 @@ class Posterior:
         self.points: list[int] = []
         self.candidates: NDArray[np.intp] = np.zeros(0, np.intp)
         self._scales = scales
-        self._at: Floats = np.zeros(
-            (0, 0), np.float32
-        )  # coordinates divided by length scales, of the points ...
+        # Coordinates divided by length scales, of the points ...
+        self._at: Floats = np.zeros((0, 0), np.float32)
         self._of: Floats = np.zeros((0, 0), np.float32)  # ... and of the candidates
         self._inverse: Floats = np.zeros((0, 0))  # of the Cholesky factor of the points' covariance
-        self._rows: Floats = np.zeros(
-            (0, 0), np.float32
-        )  # the inverse times the covariance with the candidates
+        # The inverse times the covariance with the candidates.
+        self._rows: Floats = np.zeros((0, 0), np.float32)
         self._weights: Floats = np.zeros((0, 2))  # of the values, and of whether there is one
         self._variance = 1.0
         self._share = 1.0  # of the points, that have a value

@@ -40,14 +40,6 @@ class Told:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class _Open:
-    """A RUNNING trial."""
-
-    index: int
-    process: str
-
-
 class SharedSearch:
     """Proposes points that no other process has, and learns from all outcomes; call it from one thread.
 
@@ -85,18 +77,14 @@ class SharedSearch:
         self._local = local
         self._pulse = pulse
         self._say = say
-        self._open: dict[int, _Open] = {}  # RUNNING trials by number
+        self._open: dict[int, str] = {}  # RUNNING trials: number to process
         self._wanting: dict[int, set[int]] = {}  # their numbers by point
         self._others: set[int] = set()  # points that other processes have under way
-        self._given: dict[
-            int, int | None
-        ] = {}  # points the caller has: number of their trial, if there is one
+        self._given: dict[int, int | None] = {}  # points the caller has: number of their trial, if any
         self._known: set[int] = set()  # points the caller will tell although others have or had them
         self._finished: set[int] = set()  # points whose outcome the local search knows
         self._outcomes: dict[int, Told] = {}  # as the study has them
-        self._unsent: dict[
-            int, tuple[Told, int | None]
-        ] = {}  # outcomes it lacks, with the number of their trial
+        self._unsent: dict[int, tuple[Told, int | None]] = {}  # those it lacks, and the number of their trial
         self._closed = False
         pulse.start()
         try:
@@ -254,7 +242,7 @@ class SharedSearch:
         return index not in self._outcomes and all(map(self._is_ours, self._wanting.get(index, ())))
 
     def _is_ours(self, number: int) -> bool:
-        return self._open[number].process == self.process
+        return self._open[number] == self.process
 
     def _leave(self, number: int, why: str) -> None:
         self._shared.finish(number, None, {}, {"left": why, "by": self.process})
@@ -288,7 +276,7 @@ class SharedSearch:
         """Read what changed, free the points of dead processes, and store what the study lacks of ours."""
         self._sync()
         dead = self._pulse.dead
-        if abandoned := [number for number, trial in self._open.items() if trial.process in dead]:
+        if abandoned := [number for number, process in self._open.items() if process in dead]:
             for number in abandoned:
                 self._leave(number, "abandoned")
             self._sync()
@@ -308,7 +296,7 @@ class SharedSearch:
         wanting = self._wanting.setdefault(index, set())
         if entry.running:
             self._pulse.heard(process)
-            self._open[entry.number] = _Open(index, process)
+            self._open[entry.number] = process
             wanting.add(entry.number)
             if not (index in self._given or index in self._others or index in self._finished):
                 self._local.take(index)

@@ -121,8 +121,9 @@ def read_cache(path: Path, content: Mapping[str, Any]) -> Sweep:
 def write_cache(sweep: Sweep) -> str:
     """Write a sweep as a closed cache file."""
     about, legal = sweep.about, sweep.legal
-    problem = about.problem
-    size = [problem.m, problem.n, problem.k] if problem is not None else list(about.size or ())
+    size = list(about.size or ())
+    if about.header is not None:
+        size = [getattr(about.header.problem, name) for name in ("m", "n", "k")]
     head = {
         "device_name": about.device or UNKNOWN,
         "kernel_name": about.kernel or sweep.name,

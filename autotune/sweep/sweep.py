@@ -18,7 +18,6 @@ from autotune.records.trials import TrialHeader
 from autotune.space.space import Legal
 from autotune.values import typed
 from autotune.values.lazy import cached_property
-from autotune.values.problem import Problem
 
 Statistic = Literal["median", "mean"]  # what the time of a config is of its launches
 TIMES: dict[str, Statistic] = {f"{statistic}_ms": statistic for statistic in get_args(Statistic)}
@@ -66,11 +65,6 @@ class About:
     size: tuple[int, ...] | None = None
     header: TrialHeader | None = None
     statistic: Statistic = "median"
-
-    @property
-    def problem(self) -> Problem | None:
-        """The problem; None if the trials are not ours."""
-        return None if self.header is None else self.header.problem
 
 
 @dataclass(frozen=True, eq=False)
