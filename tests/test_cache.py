@@ -45,7 +45,7 @@ def test_every_committed_record_serves_without_a_warning(monkeypatch):
         device, spaces = named_device(record.device.name), [Space.load(record.family)]
         choice = next(Choices(record.problem, device, Store(CACHE), spaces=spaces).exact())
         assert choice.record == record
-        binary = SimpleNamespace(nvrtc=record.toolchain.nvrtc)
+        binary = SimpleNamespace(nvrtc=record.toolchain.nvrtc, digest=record.machine_code_digest)
         assert list(best._differences(choice, binary, SimpleNamespace(ordinal=0))) == []
     assert len(FILES) >= 37
 

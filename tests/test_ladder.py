@@ -138,7 +138,7 @@ def test_blocks_in_rows(small):
     space = small(text=SMALL.replace('shared_bytes = "0"', 'shared_bytes = "0"\nblock_y = "BM"'))
     config = space.config({"BM": 8, "BN": 16, "edge": "exact"})
     assert space.launch(config, CUBE, H200).block == (16, 8, 1)
-    assert small().block_y(config, CUBE, H200) == 1
+    assert small().launch(config, CUBE, H200).block == (128, 1, 1)
     assert source("naive", CUBE).launch.block == (32, 32, 1)
     assert source("flattened", CUBE).launch.block == (1024, 1, 1)
 
@@ -438,8 +438,10 @@ def standing_in(ladder: Ladder, outcomes: Mapping[str, str]) -> Ladder:
     rungs = []
     for rung in ladder.rungs:
         assert rung.account is not None
-        stub = replace(rung.account.binary, entry=outcomes[rung.step.name])
-        rungs.append(replace(rung, account=replace(rung.account, binary=stub)))
+        source = rung.account.source
+        (kernel,) = source.launch.kernels
+        launch = replace(source.launch, kernels=(replace(kernel, entry=outcomes[rung.step.name]),))
+        rungs.append(replace(rung, account=replace(rung.account, source=replace(source, launch=launch))))
     return replace(ladder, rungs=tuple(rungs))
 
 
