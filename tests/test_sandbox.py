@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import tracemalloc
 
 import pytest
 
-from autotune.code import sandbox
+from autotune.code import sandbox, templates
 from autotune.code.render import render, template_digest
 from autotune.errors import SpaceError
 from autotune.space.space import Space
@@ -304,3 +305,58 @@ def test_a_space_that_extends_one_of_ones_own_finds_the_template_of_that(tmp_pat
     assert render(space, space.presets["first"], SMALL, H200).text == "// base"
     (tmp_path / "other" / "mine.cu.jinja").write_text("// other")
     assert render(space, space.presets["first"], SMALL, H200).text == "// other"
+
+
+# --- what is kept of them ---
+
+
+@pytest.fixture
+def pycache(tmp_path, monkeypatch):
+    """A folder of its own for what Python keeps, and so for the code of templates."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "pycache"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    sandbox._kept_code.cache_clear()
+    yield tmp_path / "pycache"
+    sandbox._kept_code.cache_clear()
+
+
+def kept(folder):
+    return sorted(path for path in folder.rglob("template.*") if path.is_file())
+
+
+def compiled_again(monkeypatch, space):
+    """Return what a new process would: its template, and how many files it compiles."""
+    calls = []
+    real = sandbox._environment_class()._generate
+
+    def counted(self, source, *words, **named):
+        calls.append(source)
+        return real(self, source, *words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox._environment_class(), "_generate", counted)
+        patch.setattr(templates, "_known", {})
+        text = render(space, space.presets["square_block"], Problem(256, 256, 256), H200).text
+    return text, len(calls)
+
+
+def test_the_code_of_our_templates_is_kept_where_python_keeps_its_own(pycache, monkeypatch):
+    space = Space.load("sgemm")
+    text, count = compiled_again(monkeypatch, space)
+    assert count == len(kept(pycache)) > 5
+    sandbox._kept_code.cache_clear()
+    assert compiled_again(monkeypatch, space) == (text, 0)
+    for path in kept(pycache):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert compiled_again(monkeypatch, space) == (text, count)
+
+
+def test_nothing_is_kept_where_python_keeps_nothing(pycache, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert compiled_again(monkeypatch, Space.load("sgemm"))[1] > 5
+    assert kept(pycache) == []
+
+
+def test_the_code_of_other_templates_is_not_kept(pycache, rendered):
+    assert rendered("{{ BM }}").startswith("32")
+    assert kept(pycache) == []

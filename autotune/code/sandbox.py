@@ -8,11 +8,17 @@ is an error after a moment, and the same one each time.
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from autotune.code.depot import Depot
 
 if TYPE_CHECKING:
     import jinja2
@@ -233,8 +239,51 @@ def _environment_class() -> type[jinja2.Environment]:
     return Sandbox
 
 
-def sandbox(loader: jinja2.BaseLoader) -> jinja2.Environment:
-    """Return what renders templates from a loader, within `limited`."""
+@functools.cache
+def _kept_code() -> jinja2.BytecodeCache | None:
+    """Return what keeps the code of templates where Python keeps its own, and trusts it as much.
+
+    Compiling the templates of a family takes 60 ms of a new process. Where Python keeps no code, neither do
+    we: a folder of records may be shared, and nothing in it is executed here.
+    """
+    try:
+        own = Path(importlib.util.cache_from_source(__file__))
+    except NotImplementedError:
+        return None
+    from jinja2 import BytecodeCache, __version__
+
+    depot = Depot(own.parent)
+    made_by = hashlib.sha256(__version__.encode() + Path(__file__).read_bytes()).hexdigest()
+
+    class Kept(BytecodeCache):
+        def load_bytecode(self, bucket: Any) -> None:
+            content = depot.get(self._name(bucket))
+            if content is not None:
+                bucket.bytecode_from_string(content)
+
+        def dump_bytecode(self, bucket: Any) -> None:
+            if not sys.dont_write_bytecode:
+                depot.put(self._name(bucket), bucket.bytecode_to_string())
+
+        def _name(self, bucket: Any) -> str:
+            parts = (made_by, sys.version, bucket.key, bucket.checksum)
+            return "template." + hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+    return Kept()
+
+
+def sandbox(loader: jinja2.BaseLoader, *, keep: bool = False) -> jinja2.Environment:
+    """Return what renders templates from a loader, within `limited`.
+
+    Args:
+        loader: Of the templates.
+        keep: Their code is kept for other processes; for templates of this package.
+    """
     import jinja2
 
-    return _environment_class()(loader=loader, undefined=jinja2.StrictUndefined, auto_reload=False)
+    return _environment_class()(
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        auto_reload=False,
+        bytecode_cache=_kept_code() if keep else None,
+    )

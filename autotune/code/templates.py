@@ -72,7 +72,9 @@ class Template:
         """
         import jinja2
 
-        return sandbox(jinja2.FunctionLoader(self._load)).get_template(self.name)
+        own = data_dir("templates")
+        keep = all(place.is_relative_to(own) for place, _ in self.files.values())
+        return sandbox(jinja2.FunctionLoader(self._load), keep=keep).get_template(self.name)
 
     def unknown_name(self, known: Set[str]) -> tuple[Path, int, str] | None:
         """Return place, line and name of the first name that nothing gives, in files that are loaded by name.
