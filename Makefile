@@ -27,12 +27,12 @@ install: .venv/installed  ## make .venv with the package, editable, and the deve
 	touch $@
 
 fmt: install  ## format the code
-	$(BIN)/ruff format autotune tests
-	$(BIN)/ruff check --fix autotune tests
+	$(BIN)/ruff format autotune tests examples
+	$(BIN)/ruff check --fix autotune tests examples
 
 lint: install  ## style and mistakes
-	$(BIN)/ruff format --check autotune tests
-	$(BIN)/ruff check autotune tests
+	$(BIN)/ruff format --check autotune tests examples
+	$(BIN)/ruff check autotune tests examples
 
 type: install  ## types
 	$(BIN)/mypy
