@@ -35,14 +35,21 @@ def matmul(
             raise UsageError(f"{name} has {operand.dim()} dimensions: pass a matrix, such as {name}[None, :]")
         if operand.device.type not in ("cuda", "meta"):
             raise UsageError(f"{name} is a tensor on {operand.device}: pass {name}.cuda()")
+    words = (alpha, math, tune)
     if a.dim() == 2 and b.dim() == 2:
-        return _multiply(a, b, alpha, math, tune)
+        return _product(a, b, *words)
     if b.dim() == 2 and a.is_contiguous():  # rows of all matrices under each other
-        return _multiply(a.flatten(0, -2), b, alpha, math, tune).unflatten(0, a.shape[:-1])
+        return _product(a.flatten(0, -2), b, *words).unflatten(0, a.shape[:-1])
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    product = _multiply(left.flatten(0, -3), right.flatten(0, -3), alpha, math, tune)
-    return product.unflatten(0, batch)
+    return _product(left.flatten(0, -3), right.flatten(0, -3), *words).unflatten(0, batch)
+
+
+def _product(a: Tensor, b: Tensor, *words: Any) -> Tensor:
+    """Call the operator, where transforms of ``torch.func`` are at work by the function that they know."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return _Function.apply(a, b, *words)
+    return _multiply(a, b, *words)
 
 
 def _launched(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
@@ -70,8 +77,8 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """A's is G B^T and B's is A^T G: products in the layouts nt and tn of those operands."""
     a, b = ctx.saved_tensors
     needs_a, needs_b = ctx.needs_input_grad[:2]
-    of_a = _multiply(gradient, b.mT, *ctx.words) if needs_a else None
-    of_b = _multiply(a.mT, gradient, *ctx.words) if needs_b else None
+    of_a = _product(gradient, b.mT, *ctx.words) if needs_a else None
+    of_b = _product(a.mT, gradient, *ctx.words) if needs_b else None
     return of_a, of_b, None, None, None
 
 
@@ -81,8 +88,20 @@ def _mapped(info: Any, dims: tuple[Any, ...], a: Tensor, b: Tensor, *words: Any)
         each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
         for each, dim in zip((a, b), dims[:2], strict=True)
     )
-    product = _multiply(left.flatten(0, -3), right.flatten(0, -3), *words)
+    product = _product(left.flatten(0, -3), right.flatten(0, -3), *words)
     return product.unflatten(0, left.shape[:-2]), 0
+
+
+class _Function(torch.autograd.Function):  # type: ignore[misc]  # PyTorch may be missing
+    """The operator for transforms of ``torch.func``, which do not see the gradients of an operator."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, *words: Any) -> Tensor:
+        return _multiply(a, b, *words)
+
+    setup_context = staticmethod(_keep)
+    backward = staticmethod(_gradients)
+    vmap = staticmethod(_mapped)
 
 
 _multiply: Any = torch.library.custom_op(_NAME, _launched, mutates_args=(), device_types="cuda")

@@ -27,6 +27,7 @@ from autotune.values.problem import asked_maths
 OURS = "autotune"
 _STRIDES = "strides"
 _OPERATORS = ("mm", "addmm", "bmm", "baddbmm")
+_Counted = tuple[str, tuple[int, ...], str]
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -38,7 +39,7 @@ class Counts:
         calls: By operator, shape ``(batch,) m, n, k`` and where it went: "autotune", or PyTorch and why.
     """
 
-    calls: Counter[tuple[str, tuple[int, ...], str]] = field(default_factory=Counter)
+    calls: Counter[_Counted] = field(default_factory=Counter)
 
     @property
     def ours(self) -> int:
@@ -68,7 +69,7 @@ _asked: list[_Asked] = []  # the last one holds
 _changing = threading.RLock()
 _library: torch.library.Library | None = None
 _told: set[str] = set()
-_decided: dict[Any, str] = {}  # by what of the operands decides: why they are left to PyTorch, or nothing
+_decided: dict[Any, tuple[str, _Counted]] = {}  # by what of the operands decides
 _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None) or (
     lambda *_: "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 )
@@ -175,42 +176,56 @@ def replaced(name: str, original: Any, kind: str = "") -> Callable[..., Any]:
         asked = _asked[-1] if _asked else None
         if asked is None:
             return original.call_boxed(keys, *operands, **words)
-        product, why = _multiplied(asked, a, b, out, added, words.get("alpha", 1), words.get("beta", 1))
-        asked.counts.calls[name, _shape(a, b), f"PyTorch: {why}" if why else OURS] += 1
+        product, why = _multiplied(asked, name, a, b, out, added, words.get("alpha", 1), words.get("beta", 1))
         return original.call_boxed(keys, *operands, **words) if why else product
 
     return call
 
 
 def _multiplied(
-    asked: _Asked, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, alpha: Any, beta: Any
+    asked: _Asked,
+    name: str,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None,
+    added: Tensor | None,
+    alpha: Any,
+    beta: Any,
 ) -> tuple[Tensor | None, str]:
     """Return the product by our kernels, or None and why there is none; then nothing was written."""
-    why = _unlike(a, b, out, added)
+    why, calls = _unlike(a, b, out, added), asked.counts.calls
     if why or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
-        return None, why or "scalars"
+        why = why or "scalars"
+        calls[_counted(name, a, b, why)] += 1
+        return None, why
     alpha, beta = float(alpha), 0.0 if added is None else float(beta)
+    if beta == 0.0:
+        added = None
     gradients = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)  # autograd is above; its threads have states of their own
     try:
-        if beta == 0.0:
-            added = None
-        why = _unfit(asked, a, b, out, added, beta)
+        why, counted = _decision(asked, name, a, b, out, added)
         if why == _STRIDES:  # PyTorch would copy, too
             a, b = fitting(a), fitting(b)
-            why = _unfit(asked, a, b, out, added, beta)
-        if why:
-            return None, why
-        if added is not None:
-            if out is None:
-                out = a.new_empty(_product_shape(a, b))
-            if out is not added:
-                out.copy_(added)  # a bias is broadcast
-        return matmul(a, b, out, alpha=alpha, beta=beta, math=asked.math, tune=asked.tune), ""
+            why, counted = _decision(asked, name, a, b, out, added)
+        if not why and out is not None:
+            why = _shared(a, b, out, added)
+            if why:
+                counted = _counted(name, a, b, why)
+        if not why:
+            if added is not None:
+                if out is None:
+                    out = a.new_empty(_product_shape(a, b))
+                if out is not added:
+                    out.copy_(added)  # a bias is broadcast
+            product = matmul(a, b, out, alpha=alpha, beta=beta, math=asked.math, tune=asked.tune)
+        calls[counted] += 1
+        return (None, why) if why else (product, "")
     except AutotuneError as error:
         if str(error) not in _told:
             _told.add(str(error))
             warnings.warn(f"a product is left to PyTorch: {error}", stacklevel=2)
+        calls[_counted(name, a, b, "failed")] += 1
         return None, "failed"
     finally:
         torch._C._set_grad_enabled(gradients)
@@ -229,25 +244,35 @@ def _unlike(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> s
     return "" if _precision("cuda", "matmul") in ("ieee", "none") else "it is allowed TF32"
 
 
-def _unfit(asked: _Asked, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, beta: float) -> str:
-    """Return why our kernels do not serve tensors of these shapes and places; nothing where they do."""
+def _decision(
+    asked: _Asked, name: str, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None
+) -> tuple[str, _Counted]:
+    """Return why our kernels do not serve tensors of these shapes, or nothing; and what is counted."""
     facts = (a.shape, a.stride(), b.shape, b.stride(), a.get_device(), b.get_device())
     of_out = None if out is None else (out.shape, out.stride(), out.get_device())
     of_added = None if added is None else (added.shape, added.get_device())
-    key = (facts, of_out, of_added, beta == 0.0, asked.math, asked.tune)
-    why = _decided.get(key)
-    if why is None:
-        why = _misfit(a, b, out, added)
-        settled = True
+    key = (name, facts, of_out, of_added, asked.math, asked.tune)
+    found = _decided.get(key)
+    if found is None:
+        why, settled = _misfit(a, b, out, added), True
         if not why:
+            beta = 0.0 if added is None else 1.0
             kernel = serving(a, b, out, beta=beta, math=asked.math, tune=asked.tune)
             record = kernel.record if kernel is not None and kernel.served == "exact" else None
             if record is not None and record.vs_cublas is not None and record.vs_cublas < 1.0:
                 why = "cuBLAS is faster"
             settled = kernel is not None
+        found = why, _counted(name, a, b, why)
         if settled:
-            _decided[key] = why
-    return why or _shared(a, b, out, added)
+            _decided[key] = found
+    return found
+
+
+def _counted(name: str, a: Tensor, b: Tensor, why: str) -> _Counted:
+    """Return what is counted of a call: m, n and k stand behind a batch."""
+    matrices = a.dim() > 1 and b.dim() > 1
+    shape = (*a.shape[:-1], b.shape[-1], a.shape[-1]) if matrices else tuple(a.shape)
+    return name, shape, f"PyTorch: {why}" if why else OURS
 
 
 def _misfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
@@ -267,14 +292,12 @@ def _misfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> s
     return ""
 
 
-def _shared(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
+def _shared(a: Tensor, b: Tensor, out: Tensor, added: Tensor | None) -> str:
     """Return whether what is written may be read as something else."""
-    if out is not None:
-        read = [a, b] if added is None or added is out else [a, b, added]
-        written = out.untyped_storage().data_ptr()
-        if any(each.untyped_storage().data_ptr() == written for each in read):
-            return "operands in one memory"
-    return ""
+    read = [a, b] if added is None or added is out else [a, b, added]
+    written = out.untyped_storage().data_ptr()
+    shared = any(each.untyped_storage().data_ptr() == written for each in read)
+    return "operands in one memory" if shared else ""
 
 
 def _product_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
@@ -285,10 +308,3 @@ def _spreads(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Return whether a shape can be broadcast to another."""
     pairs = zip(reversed(shape), reversed(whole), strict=False)
     return len(shape) <= len(whole) and all(extent in (1, wide) for extent, wide in pairs)
-
-
-def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """Return m, n, k of a product, behind its batch."""
-    if a.dim() < 2 or b.dim() < 2:
-        return tuple(a.shape)
-    return (*a.shape[:-1], b.shape[-1], a.shape[-1])

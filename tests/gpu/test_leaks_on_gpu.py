@@ -61,8 +61,9 @@ def test_memory_after_many_calls_over_shapes_streams_and_threads():
                 if turn % 50 == 0 and not bool((out == k).all()):
                     failures.append((number, turn))
 
+    streams = [torch.cuda.Stream() for _ in range(STREAMS)]
+
     def in_threads(calls):
-        streams = [torch.cuda.Stream() for _ in range(STREAMS)]  # PyTorch hands out the same ones again
         threads = [
             threading.Thread(target=call, args=(number, stream, calls))
             for number, stream in enumerate(streams)

@@ -236,20 +236,19 @@ def test_batches_attention_and_einsum_run_on_our_kernels():
 
     a, b = (each.requires_grad_() for each in factors(batch=(6,)))
     bias = torch.randn(SIZE[1], device="cuda")
+    query, key, value = (torch.randn(2, 4, 50, 16, device="cuda") for _ in range(3))
     with autotune.torch.enabled() as counts:
         (torch.bmm(a, b) ** 2).sum().backward()
-        close(a.grad, 2 * a.detach().double() @ b.detach().double() @ b.detach().double().mT)
         with torch.no_grad():
-            close(
-                torch.baddbmm(bias, a, b, beta=0.5, alpha=2),
-                0.5 * bias.double() + 2 * a.double() @ b.double(),
-            )
-            close(torch.einsum("bij,bjk->ik", a, b), (a.double() @ b.double()).sum(0))
-            query, key, value = (torch.randn(2, 4, 50, 16, device="cuda") for _ in range(3))
+            added = torch.baddbmm(bias, a, b, beta=0.5, alpha=2)
+            summed = torch.einsum("bij,bjk->ik", a, b)
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                found = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-            exact = (query.double() @ key.double().mT / 4).softmax(-1) @ value.double()
-            close(found, exact)
+                attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    x, y = a.detach().double(), b.detach().double()
+    close(a.grad, 2 * x @ y @ y.mT)
+    close(added, 0.5 * bias.double() + 2 * x @ y)
+    close(summed, (x @ y).sum(0))
+    close(attended, (query.double() @ key.double().mT / 4).softmax(-1) @ value.double())
     assert counts.ours == counts.total >= 7, str(counts)
 
 
