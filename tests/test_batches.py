@@ -201,6 +201,10 @@ def test_what_does_not_fit_is_one_line():
         assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match=r"out has shape \(9, 12\)"):
         matmul(A, B, C[0], device="simulator")
+    for a, b, out, shape in ((A[:1], B[:1], C[0], "(1, 9, 12)"), (A, B[0], C.reshape(27, 12), "(3, 9, 12)")):
+        with pytest.raises(UsageError, match="out has shape") as caught:
+            matmul(a, b, out, device="simulator")
+        assert shape in str(caught.value)
 
 
 @pytest.mark.parametrize(

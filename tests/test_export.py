@@ -24,7 +24,7 @@ from autotune.report.export import Export, cubin_files, cuda_file, header_file, 
 from autotune.simulator import run_ptx
 from autotune.space.space import Space
 from autotune.values.device import named_device
-from autotune.values.measurement import Launch
+from autotune.values.measurement import KernelLaunch, Launch
 from autotune.values.problem import LAYOUTS, Problem
 
 H200 = named_device("h200")
@@ -182,6 +182,11 @@ def test_the_self_check_sees_what_is_right_and_what_is_wrong(problem, tmp_path):
         return float(found.view(np.float32)[0])
 
     assert 0 < worst() < 0.5
+    scaled = c.copy()
+    launch(f"{export.name}_scale", 2, 256, np.float32(-0.5), scaled)
+    np.testing.assert_array_equal(scaled, np.float32(-0.5) * c)
+    launch(f"{export.name}_scale", 1, 256, np.float32(0), scaled)
+    assert not scaled.any()
     for place in [(*[number] * (c.ndim - 2), *at) for number, at in enumerate(((0, 0), (-1, -1), (1, 2)))]:
         kept = c[place]
         c[place] = kept + np.float32(1e-3)
@@ -241,6 +246,25 @@ int main(void)
     return 0;
 }
 """
+
+
+@needs_nvcc
+def test_a_sequence_of_kernels_is_launched_in_order(tmp_path):
+    export = with_launch(preset(SMALL), workspace_bytes=16)
+    source = export.choice.source
+    scan = KernelLaunch("scan", (3, 1, 1), (64, 1, 1), 0, ("b", "workspace"))
+    launch = Launch((scan, *source.launch.kernels), 16)
+    text = source.text + 'extern "C" __global__ void scan(const float* B, float* w) { w[0] = B[0]; }\n'
+    text = text.replace("float* __restrict__ C)", "float* __restrict__ C, float* workspace)")
+    source = replace(source, launch=launch, text=text)
+    written = cuda_file(replace(export, choice=replace(export.choice, source=source)))
+    names = [f"{export.name}_scan", f"{export.name}_kernel"]
+    places = [written.index(f"_parts::{name};") for name in names]
+    assert places == sorted(places)
+    assert "{&B, &workspace};" in written
+    (tmp_path / "both.cu").write_text(written)
+    run("nvcc", "-std=c++17", "-arch=sm_90", "-ptx", "both.cu", "-o", "both.ptx", cwd=tmp_path)
+    assert {*names} <= {*re.findall(r"\.entry (\w+)", (tmp_path / "both.ptx").read_text())}
 
 
 @needs_gcc

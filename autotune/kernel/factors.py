@@ -33,9 +33,15 @@ class Factors(NamedTuple):
     shape: tuple[int, ...]
 
     def of_c(self, c: Operand) -> Operand:
-        """Return C, which has the user's shape, in the shape that the kernel takes."""
-        if c.shape != self.shape or len(c.shape) == 2 or self.batch == c.shape[0] > 1:
-            return c  # it is that, or is refused
+        """Return C, which has the user's shape, in the shape that the kernel takes.
+
+        Raises:
+            UsageError: It has another shape.
+        """
+        if len(self.shape) == 2 or self.batch == self.shape[0] > 1:
+            return c  # the kernel looks at it
+        if c.shape != self.shape:
+            raise UsageError(f"out has shape {c.shape}: this product is {self.shape}")
         rows, stride = self.m // c.shape[0], c.strides[0]
         lead = stride if rows == 1 else c.strides[1]
         return c._replace(shape=(self.m, self.n), strides=(lead, c.strides[2]))
