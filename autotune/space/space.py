@@ -290,11 +290,12 @@ class Space:
                 left = int(np.count_nonzero(keep))
                 if left < count:
                     removed[rule] = (count - left) * remaining
-                    ordinals = {key: column[keep] for key, column in ordinals.items()}
-                    columns = columns.kept(keep, ordinals)
+                    kept = np.flatnonzero(keep)  # an index takes a third of the time of a mask
+                    ordinals = {key: column[kept] for key, column in ordinals.items()}
+                    columns = columns.kept(kept, ordinals)
                     count = left
                     if tree is not None:
-                        tree.keep(keep)
+                        tree.keep(kept)
                 if not count:
                     remedy = (
                         "widen [parameters]"
@@ -549,7 +550,7 @@ class _Tree:
         return parents, (children[nodes] % _MOST_CHOICES).astype(np.int16)
 
     def keep(self, points: NDArray[Any]) -> None:
-        """Follow the points that stay, by mask or index."""
+        """Follow the points that stay, by index."""
         self._node_of_point = self._node_of_point[points]
 
 
@@ -568,8 +569,8 @@ class _Columns(dict[str, Any]):
         numbers = {name: value for name, value in self.items() if not isinstance(value, np.ndarray)}
         return _Columns(self._file, numbers, ordinals)
 
-    def kept(self, points: NDArray[np.bool_], ordinals: Mapping[str, NDArray[np.int16]]) -> _Columns:
-        """Return those of some of the points, by mask."""
+    def kept(self, points: NDArray[np.int64], ordinals: Mapping[str, NDArray[np.int16]]) -> _Columns:
+        """Return those of some of the points, by index."""
         known = {
             name: value[points] if isinstance(value, np.ndarray) else value for name, value in self.items()
         }
