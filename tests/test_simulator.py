@@ -239,7 +239,7 @@ def test_simulate_compiles_and_runs() -> None:
 def test_needs_numpy_only() -> None:
     code = (
         "import sys; import autotune.simulator;"
-        "heavy = ('cupy', 'optuna', 'jinja2', 'click', 'autotune.code.compiler')\n"
+        "heavy = ('cupy', 'optuna', 'jinja2', 'click', 'autotune.code.published')\n"
         "print([n for n in heavy if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

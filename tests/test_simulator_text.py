@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from test_simulator_faults import ARCHS, expect, run
 
+from autotune.code.published import device_code, kernels
 from autotune.errors import UsageError
 from autotune.simulator import simulate
-from autotune.simulator.source import device_code, kernels
 
 CALLS = """struct Pair { float x, y, z; };
 __device__ __noinline__ Pair added(Pair p, int n) {

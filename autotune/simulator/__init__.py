@@ -43,7 +43,6 @@ from autotune.simulator.counters import Counters
 from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
 from autotune.simulator.machine import MAX_SECONDS, MAX_STEPS, Machine
 from autotune.simulator.program import load_program
-from autotune.simulator.source import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -213,6 +212,8 @@ def simulate(
             named; or as for `run_ptx`.
         ToolchainError: NVRTC is missing or does not know the architecture.
     """
+    from autotune.code.published import compiled
+
     launch_extents(grid, block)
     for name, text in (("source", source), ("arch", arch)):
         if not isinstance(text, str):

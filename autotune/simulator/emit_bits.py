@@ -41,10 +41,7 @@ def _shf(e: Emitter, x: Instruction) -> None:
 
 def _bfe(e: Emitter, x: Instruction) -> None:
     kind = x.parts[-1]
-    value, start, length = (
-        e.read(x.operands[1], kind),
-        *(e.read(o, "u32") for o in x.operands[2:]),
-    )
+    value, start, length = (e.read(x.operands[1], kind), *(e.read(o, "u32") for o in x.operands[2:]))
     e.write(x.operands[0], kind, f"extract_bits({value}, {start}, {length})")
 
 

@@ -61,11 +61,7 @@ def _vote(e: Emitter, x: Instruction) -> None:
 
 
 def _activemask(e: Emitter, x: Instruction) -> None:
-    e.write(
-        x.operands[0],
-        "b32",
-        f"warp.vote_ballot(M.lanes, bool_(True), uint32(0xFFFFFFFF), {e.active})",
-    )
+    e.write(x.operands[0], "b32", f"warp.vote_ballot(M.lanes, bool_(True), uint32(0xFFFFFFFF), {e.active})")
 
 
 def _elect(e: Emitter, x: Instruction) -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.simulator import (
-    emit_arithmetic,
-    emit_bits,
-    emit_memory,
-    emit_moves,
-    emit_warp,
-)
+from autotune.simulator import emit_arithmetic, emit_bits, emit_memory, emit_moves, emit_warp
 from autotune.simulator.emitter import Emitter, Handler, Layout, unsupported
 from autotune.simulator.ptx import Instruction
 

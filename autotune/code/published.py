@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from autotune.code.nvrtc import nvrtc
+from autotune.code.single import compile_bounded
 from autotune.errors import Rejected, UsageError
+from autotune.paths import cache_dir
 
+_FILE = "kernel.cu"  # as NVRTC is told
 COMPILE_SECONDS = 30.0  # of one text, beyond which it counts as endless; a busy machine gets more
 _INCLUDE = Path(__file__).with_name("include")  # headers of C and C++, as far as kernels use them
 _BUNDLED_SINCE = (13, 3)  # versions of NVRTC that carry CUDA's headers
@@ -25,8 +29,17 @@ _DEFINE = re.compile(r"[ \t]*#[ \t]*define[ \t]+(\w+)(.*)", re.S)
 _SCOPE = re.compile(r"(?:\binline\s+)?\bnamespace\b\s*([\w:]*)\s*$|\bextern\s*$")
 _CALLABLE = re.compile(r"([~\w]+(?:\s*<[^;{}]*>)?)\s*\((?:[^()]|\([^()]*\))*\)[^()]*$")
 _TYPE = re.compile(r"\b(?:struct|class|union|enum)\b[^()]*$|=\s*$")
+_ALIGNMENT = re.compile(r"\b(?:alignas|__align__|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
 _WORD = re.compile(r"\s*([~\w:]+)\s*")
-_DEVICE = re.compile(r"\b__(?:global|device)__\b")
+_DEVICE = re.compile(r"\b__(?:global|device|constant|shared|managed)__\b")
+_WORDS = re.compile(r"[A-Za-z_]\w*")
+_KEYWORDS = {
+    *("auto", "bool", "char", "class", "const", "constexpr", "double", "enum", "extern", "float", "inline"),
+    *("int", "long", "namespace", "short", "signed", "size_t", "static", "std", "struct", "template"),
+    *("typedef", "typename", "union", "unsigned", "using", "void", "volatile", "T"),
+}
+_INCLUDES = re.compile(r'[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]')
+_ONCE = re.compile(r"[ \t]*#[ \t]*pragma[ \t]+once\b")
 
 
 @dataclass(frozen=True)
@@ -55,10 +68,6 @@ def compiled(text: str, entry: str | None, arch: str, options: tuple[str, ...]) 
     Raises:
         UsageError: It does not compile in time, or the kernel is not found.
     """
-    from autotune.code.nvrtc import nvrtc
-    from autotune.code.single import compile_bounded
-    from autotune.paths import cache_dir
-
     kernel = only_kernel(text) if entry is None else entry.strip()
     library = nvrtc()
     bundled = f"--use-bundled-headers={cache_dir() / 'headers' / library.build}"
@@ -82,7 +91,7 @@ def compiled(text: str, entry: str | None, arch: str, options: tuple[str, ...]) 
                     break
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
-            elif (without := device_code(text)) != text:
+            elif (without := device_code(flattened(text, options))) != text:
                 text = without
             else:
                 break
@@ -129,41 +138,87 @@ def only_kernel(text: str) -> str:
 
 
 def device_code(text: str) -> str:
-    """Blank the functions that are not annotated and that no device code names; lines keep their numbers."""
+    """Blank what stands outside functions for the device and is not named in them; lines keep their numbers.
+
+    What a kernel needs is kept: functions without annotation, types, variables and macros, wherever it or
+    what it needs names them. Directives for the preprocessor stay.
+    """
     code = _code(text)
-    pieces = list(_pieces(code))
     macros = [_DEFINE.match(each[0]) for each in _PREPROCESSOR.finditer(text)]
     unused = {found[1]: found[2] for found in macros if found}
-    host: dict[int, str] = {}
+    host: list[tuple[set[str], _Piece]] = []
     used = []
-    for number, piece in enumerate(pieces):
-        callable_ = _CALLABLE.search(piece.head) if not _TYPE.search(piece.head) else None
-        if callable_ is None or _DEVICE.search(piece.head):
-            used.append(code[piece.start : piece.stop])
+    for piece in _pieces(code):
+        names = _declared(piece, code)
+        if names is None:  # its own name may be that of a function which launches it
+            own = _CALLABLE.search(piece.head)
+            head = piece.head[: own.start(1)] + piece.head[own.end(1) :] if own else piece.head
+            used.append(head + code[piece.start + len(piece.head.lstrip()) : piece.stop])
         else:
-            host[number] = callable_[1].partition("<")[0].strip()
+            host.append((names, piece))
     while used:
-        words = {*re.findall(r"\w+", "\n".join(used))}
+        words = {*_WORDS.findall("\n".join(used))}
         used = [unused.pop(name) for name in words & unused.keys()]
-        for number in [number for number, name in host.items() if name in words]:
-            if "__host__" not in pieces[number].head:
-                used.append(code[pieces[number].start : pieces[number].stop])
-                del host[number]
+        used += [code[piece.start : piece.stop] for names, piece in host if names & words]
+        host = [each for each in host if not each[0] & words]
+    kept = [False] * len(text)
+    for found in _PREPROCESSOR.finditer(_BLANK.sub(_blank, text)):
+        kept[found.start() : found.end()] = [True] * (found.end() - found.start())
     letters = list(text)
-    for number in host:
-        for place in range(pieces[number].start, pieces[number].stop):
-            if not code[place].isspace() or text[place] != "\n":
-                letters[place] = " " if code[place] != "\n" else "\n"
+    for _, piece in host:
+        for place in range(piece.start, piece.stop):
+            letters[place] = letters[place] if kept[place] or letters[place] == "\n" else " "
     return "".join(letters)
+
+
+def _declared(piece: _Piece, code: str) -> set[str] | None:
+    """Return the names that something for the host alone declares; None for what stays in any case."""
+    head = piece.head.strip()
+    if _DEVICE.search(head) or head.startswith(("using namespace", "static_assert")):
+        return None
+    function = None if _TYPE.search(_ALIGNMENT.sub(" ", head)) else _CALLABLE.search(head)
+    if function is not None:
+        name = function[1].partition("<")[0].strip()
+        return set() if name == "main" or "__host__" in head else {name}
+    enum = re.search(r"\b(?:enum|typedef)\b", head)
+    return {*_WORDS.findall(code[piece.start : piece.stop] if enum else head)} - _KEYWORDS
+
+
+def flattened(text: str, options: Sequence[str]) -> str:
+    """Put the headers of the folders of options, and those beside each, in place of the lines that name them.
+
+    Args:
+        text: CUDA C++.
+        options: Of NVRTC; folders are those of -I.
+    """
+    words = iter(options)
+    folders = [word[2:] or next(words, "") for word in words if word.startswith("-I")]
+    seen: set[Path] = set()
+
+    def put(text: str, name: str, near: list[str]) -> str:
+        lines = []
+        for number, line in enumerate(text.splitlines(), 1):
+            found = _INCLUDES.match(line)
+            paths = [Path(folder, found[1]) for folder in (*near, *folders)] if found else []
+            path = next((path for path in paths if path.is_file()), None)
+            if path is None:
+                lines.append(line)
+            elif path.resolve() not in seen:
+                seen.add(path.resolve())
+                inner = put(path.read_text(errors="replace"), path.name, [str(path.parent)])
+                lines.append(f'#line 1 "{path.name}"\n{inner}\n#line {number + 1} "{name}"')
+        return "\n".join(line for line in lines if not _ONCE.match(line)) + "\n"
+
+    return put(text, _FILE, [])
 
 
 def _code(text: str) -> str:
     """Blank comments, strings and preprocessor lines."""
+    return _PREPROCESSOR.sub(_blank, _BLANK.sub(_blank, text))
 
-    def blank(found: re.Match[str]) -> str:
-        return re.sub(r"[^\n]", " ", found[0])
 
-    return _PREPROCESSOR.sub(blank, _BLANK.sub(blank, text))
+def _blank(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", found[0])
 
 
 def _pieces(code: str) -> Iterator[_Piece]:
