@@ -676,7 +676,7 @@ def test_a_compile_time_that_is_unknown_stays_so(tmp_path: Path) -> None:
 
 def test_what_a_form_has_no_place_for_is_named(tmp_path: Path) -> None:
     sweep = read_sweep(written(tmp_path / "x.json", CACHE))
-    assert left_out(sweep, "csv") == ["kernel", "device", "size", "times", "GB/s"]
+    assert left_out(sweep, "csv") == ["kernel", "device", "times", "GB/s"]
     assert left_out(sweep, "t4") == ["size"]
     assert left_out(sweep, "kernel-tuner") == []
     odd = json.loads(json.dumps(CACHE))
@@ -684,3 +684,31 @@ def test_what_a_form_has_no_place_for_is_named(tmp_path: Path) -> None:
     assert left_out(read_sweep(written(tmp_path / "y.json", odd)), "t4") == ["size", "power"]
     write_sweep(sweep, tmp_path / "x.csv", "csv")
     assert left_out(read_sweep(tmp_path / "x.csv"), "csv") == []
+
+
+def test_results_of_another_objective_than_time_are_refused(tmp_path: Path) -> None:
+    result = {
+        "configuration": {"BM": 64},
+        "times": {"runtimes": [1.5, 2.5]},
+        "invalidity": "correct",
+        "objectives": ["GFLOP/s"],
+        "measurements": [{"name": "GFLOP/s", "value": 900.0, "unit": "GFLOP/s"}],
+    }
+    with pytest.raises(
+        UsageError, match=r"result 1: the objective is 'GFLOP/s': tune with the objective time"
+    ):
+        read_sweep(written(tmp_path / "x.json", {"results": [result]}))
+    result["measurements"].append({"name": "time", "value": 2.0, "unit": "ms"})
+    assert read_sweep(written(tmp_path / "y.json", {"results": [result]})).points[0].outcome == 2.0
+
+
+def test_a_csv_states_the_size_of_the_problem(tmp_path: Path) -> None:
+    for stated, size in (("4096x2048x64", [4096, 2048, 64]), ("1024", [1024])):
+        sweep = read_sweep(written(tmp_path / "x.csv", f"size,BM,median_ms\n{stated},1,3.5\n{stated},2,5\n"))
+        assert sweep.about.size == tuple(size)
+        write_sweep(sweep, tmp_path / "y.json", "kernel-tuner")
+        assert json.loads((tmp_path / "y.json").read_text())["problem_size"] == size
+        write_sweep(read_sweep(tmp_path / "y.json"), tmp_path / "z.csv", "csv")
+        assert read_sweep(tmp_path / "z.csv").about.size == tuple(size)
+    several = read_sweep(written(tmp_path / "x.csv", "size,BM,median_ms\n64,1,3.5\n128,2,5\n"))
+    assert several.about.size is None

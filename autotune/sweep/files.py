@@ -67,7 +67,7 @@ def left_out(sweep: Sweep, form: str) -> list[str]:
     """Return the names of what a form has no place for, in the order of the file."""
     others = dict.fromkeys(name for point in sweep.points for name in point.extra)
     if form == "csv":
-        about = [name for name in ("kernel", "device", "size", "header") if getattr(sweep.about, name)]
+        about = [name for name in ("kernel", "device", "header") if getattr(sweep.about, name)]
         return about + [name for name in others if name not in OTHERS]
     if form == "t4":
         plain = {name for point in sweep.points for name, value in point.extra.items() if keeps(value)}

@@ -121,13 +121,10 @@ def read_cache(path: Path, content: Mapping[str, Any]) -> Sweep:
 def write_cache(sweep: Sweep) -> str:
     """Write a sweep as a closed cache file."""
     about, legal = sweep.about, sweep.legal
-    size = list(about.size or ())
-    if about.header is not None:
-        size = [getattr(about.header.problem, name) for name in ("m", "n", "k")]
     head = {
         "device_name": about.device or UNKNOWN,
         "kernel_name": about.kernel or sweep.name,
-        "problem_size": size,
+        "problem_size": list(about.extents),
         "tune_params_keys": list(legal.names),
         "tune_params": {name: list(values) for name, values in legal.choices.items()},
         "objective": "time",

@@ -66,6 +66,12 @@ class About:
     header: TrialHeader | None = None
     statistic: Statistic = "median"
 
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Size of the problem, as far as it is known: m, n and k of ours."""
+        ours = None if self.header is None else self.header.problem
+        return (self.size or ()) if ours is None else (ours.m, ours.n, ours.k)
+
 
 @dataclass(frozen=True, eq=False)
 class Sweep:

@@ -147,7 +147,9 @@ def _point(path: Path, number: int, result: Any, names: list[str], unit: str, st
         own_unit = units.get("time") or unit
         if own_unit not in TO_MS:
             raise fault("the unit of time", own_unit, f"give one of {', '.join(filter(None, TO_MS))}")
-        time = measured.get("time")
+        time, objectives = measured.get("time"), result.get("objectives")
+        if time is None and isinstance(objectives, list) and objectives and "time" not in objectives:
+            raise fault("the objective", ", ".join(map(str, objectives)), "tune with the objective time")
         if time is None and runtimes:
             middle = statistics.median if statistic == "median" else statistics.fmean
             time = middle([time_of(each, at("runtimes")) for each in runtimes])

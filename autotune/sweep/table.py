@@ -2,7 +2,8 @@
 
 ``median_ms`` is the time, or ``mean_ms`` where there is no median. ``outcome`` or ``status`` is "measured" or
 "ok", or the kind of a rejection, which needs no time. ``compile_s`` and ``gpu_s`` are seconds. `OTHERS` are
-not parameters either. Every other column is a parameter, unless it follows from a single column before it
+not parameters either; a ``size`` that all lines share, such as 4096 or 4096x4096x1024, is the problem's.
+Every other column is a parameter, unless it follows from a single column before it
 (lanes along n from lanes along m).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,8 @@ def read_table(path: Path, text: str) -> Sweep:
                 },
             )
         )
-    return make_sweep(path, names, points, About(statistic=TIMES[time_column]))
+    about = About(size=_size(columns.get("size", ())), statistic=TIMES[time_column])
+    return make_sweep(path, names, points, about)
 
 
 def write_table(sweep: Sweep) -> str:
@@ -132,6 +135,7 @@ def write_table(sweep: Sweep) -> str:
             for name in OTHERS
             if name != f"{sweep.about.statistic}_ms"
         },
+        "size": ["x".join(map(str, sweep.about.extents)) or p.extra.get("size") for p in sweep.points],
         "why": [p.outcome.why if isinstance(p.outcome, Rejected) else None for p in sweep.points],
     }
     kept = {name: column for name, column in times.items() if any(v is not None for v in column)}
@@ -142,6 +146,13 @@ def write_table(sweep: Sweep) -> str:
         values = [point.config[name] for name in sweep.legal.names]
         writer.writerow(values + ["" if column[i] is None else column[i] for column in kept.values()])
     return text.getvalue()
+
+
+def _size(column: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the size of the problem, if the column states one."""
+    stated = set(column)
+    words = stated.pop().split("x") if len(stated) == 1 else [""]
+    return tuple(map(int, words)) if all(re.fullmatch(r"[0-9]{1,18}", word) for word in words) else None
 
 
 def _outcome(
