@@ -221,7 +221,7 @@ class CudaLaunch:
         try:
             arguments = buffers.pop()  # one of its own for every launch under way: threads share no buffer
         except IndexError:
-            arguments = _Arguments(self._kernels)
+            arguments = _Arguments(self._kernels, self._geometries)
         addresses, scalars = arguments.addresses, arguments.scalars
         addresses[0] = a
         addresses[1] = b
@@ -236,19 +236,21 @@ class CudaLaunch:
                 if not captured and stream != PER_THREAD_DEFAULT:
                     self._of_streams[stream] = workspaces
             with workspaces.lock:
-                addresses[3] = workspaces.place(self._number, self._workspace_bytes)
-                self._launch(stream, arguments)
+                number = self._number
+                addresses[3] = workspaces.places.get(number) or workspaces.place(
+                    number, self._workspace_bytes
+                )
+                self._launch(stream, arguments.launches)
         else:
-            self._launch(stream, arguments)
+            self._launch(stream, arguments.launches)
         buffers.append(arguments)
 
-    def _launch(self, stream: int, arguments: _Arguments) -> None:
-        pointers = arguments.pointers
-        for number, geometry in enumerate(self._geometries):
+    def _launch(self, stream: int, launches: Sequence[tuple[tuple[int, ...], int]]) -> None:
+        for geometry, pointers in launches:
             try:
-                self._launch_kernel(*geometry, stream, pointers[number], 0)
+                self._launch_kernel(*geometry, stream, pointers, 0)
             except self._errors as error:
-                self._launch_again(error, geometry, stream, pointers[number])
+                self._launch_again(error, geometry, stream, pointers)
 
     def _launch_again(self, error: Exception, geometry: tuple[int, ...], stream: int, pointers: int) -> None:
         """Make the kernel's GPU current and repeat the launch, if that can have been what was missing.
@@ -278,22 +280,22 @@ class _Arguments:
     Attributes:
         addresses: Of A, B, C and the workspace; may be written.
         scalars: alpha and beta; may be written.
-        pointers: Address of the array of pointers of each kernel.
+        launches: Function, grid, block and shared memory of each kernel, and the address of its pointers.
     """
 
-    __slots__ = ("_memory", "addresses", "pointers", "scalars")
+    __slots__ = ("_memory", "addresses", "launches", "scalars")
 
-    def __init__(self, kernels: Sequence[KernelLaunch]) -> None:
+    def __init__(self, kernels: Sequence[KernelLaunch], geometries: Sequence[tuple[int, ...]]) -> None:
         names = [name for each in kernels for name in each.arguments]
         self._memory = (ctypes.c_uint64 * (5 + len(names)))()  # 4 addresses, 2 floats, pointers
         start = ctypes.addressof(self._memory)
         whole = memoryview(self._memory).cast("B")
         self.addresses = whole[:32].cast("Q")
         self.scalars = whole[32:40].cast("f")
-        self.pointers = []
+        self.launches = []
         for number, name in enumerate(names):
             self._memory[5 + number] = start + _PLACES[name]
         following = start + 40
-        for each in kernels:
-            self.pointers.append(following)
+        for each, geometry in zip(kernels, geometries, strict=True):
+            self.launches.append((geometry, following))
             following += 8 * len(each.arguments)

@@ -26,14 +26,15 @@ class Workspaces:
 
     Attributes:
         lock: Held from asking for a place until the kernel is launched: then another may have it.
+        places: Addresses, by numbers of kernels.
     """
 
     def __init__(self, runtime: Any, ordinal: int, stream: int) -> None:
         self.lock = threading.Lock()
+        self.places: dict[int, int] = {}
         self._runtime = runtime
         self._ordinal = ordinal
         self._stream = stream
-        self._places: dict[int, int] = {}
         self._chunks: list[Any] = []
         self._used: list[int] = []
         self._kept: set[Any] = set()
@@ -45,18 +46,18 @@ class Workspaces:
             kernel: Its number, of no other kernel ever.
             size: Bytes.
         """
-        found = self._places.get(kernel)
+        found = self.places.get(kernel)
         if found is None:
             with current(self._runtime, self._ordinal):
                 found = self._room(-(-size // _GRANULE) * _GRANULE)
                 self._runtime.memsetAsync(found, 0, size, self._stream)
-            self._places[kernel] = found
+            self.places[kernel] = found
         return found
 
     def _room(self, size: int) -> int:
         found = self._left(size)
         if found is None and sum(each.size for each in self._chunks) + max(size, CHUNK_BYTES) > LIMIT_BYTES:
-            self._places.clear()
+            self.places.clear()
             self._used = [0] * len(self._chunks)
             found = self._left(size)
             if found is None:
