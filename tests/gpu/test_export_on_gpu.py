@@ -23,6 +23,7 @@ PROBLEMS = [
     Problem(257, 130, 33, "tt", 1),
     Problem(64, 64, 20000, "nt"),
     Problem(1, 4096, 512, "tn"),
+    Problem(100, 60, 2000, "nt", 1, batch=9),
 ]
 
 
