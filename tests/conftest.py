@@ -14,6 +14,7 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with it ignored
 
 WORKERS = 3  # for two cores: many tests wait, for a child or for a time
+LONGEST = {f"test_{name}" for name in ("docs", "interrupt", "kernels", "ladder", "resume", "tf32")}
 SHARE = 0.9  # of one core that a probe must get, else the machine is too busy for a time to mean anything
 
 
@@ -46,7 +47,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Iterator[None]:
     if not whole:
         return (yield)
     option.numprocesses, option.dist, option.markexpr = WORKERS, "loadfile", "not timing"
-    option.loadscopereorder = False  # by their number of tests: long files with few would come last
+    option.loadscopereorder = False  # by their number of tests, which says nothing of their time
     status = yield
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return status
@@ -75,8 +76,10 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none, and put what asserts a time at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("timing") is not None)
+    """Skip what needs a GPU where there is none; the longest files are first, assertions on time last."""
+    items.sort(
+        key=lambda item: (item.get_closest_marker("timing") is not None, item.path.stem not in LONGEST)
+    )
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or config.getoption("--require-gpu"):
         return
