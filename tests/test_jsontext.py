@@ -53,6 +53,7 @@ def test_what_json_lacks_is_never_written(value: object) -> None:
     [
         ("", "not JSON: Expecting value at line 1, column 1"),
         ('{"a": 1,\n "b" 2}', "not JSON: Expecting ':' delimiter at line 2, column 6"),
+        ('{"a', "not JSON: Unterminated string starting at line 1, column 2"),
         ("NaN", "NaN is not a number"),
         ("[-Infinity]", "-Infinity is not a number"),
         ("1e999", "the number '1e999' is out of range"),

@@ -303,6 +303,8 @@ def open_folder():
 
 @needs_root
 def test_a_folder_that_cannot_be_read_is_not_called_empty(open_folder, as_nobody, monkeypatch):
+    import autotune.cli.tune  # noqa: F401  # nobody may read Python's own files
+
     (open_folder / "NVIDIA_H200").mkdir(mode=0o700)
     monkeypatch.setattr("autotune.records.store.data_dir", lambda name: open_folder / "none")
     monkeypatch.setattr(sys, "argv", ["autotune", "show"])
@@ -314,6 +316,39 @@ def test_a_folder_that_cannot_be_read_is_not_called_empty(open_folder, as_nobody
 
     told = as_nobody(show, open_folder, AUTOTUNE_CACHE_DIR=str(open_folder))
     assert told == f"autotune: {open_folder}/NVIDIA_H200 cannot be read: Permission denied\n1\n"
+
+
+@needs_root
+@pytest.mark.parametrize("closed", [".", "NVIDIA_H200", "NVIDIA_H200/learned.json"])
+def test_what_cannot_be_read_serves_nothing_and_stops_nothing(open_folder, as_nobody, closed, tmp_path):
+    shutil.copytree(SHIPPED[0].parent, open_folder / "NVIDIA_H200")
+    next(Choices(Problem(200, 136, 72), H200, Store(tmp_path)).all())  # whatever is imported late is imported
+    (open_folder / closed).chmod(0)
+
+    def serve():
+        found = next(Choices(Problem(200, 136, 72), H200, Store(open_folder)).all())
+        print(found.served, found.note)
+
+    (told,) = as_nobody(serve, open_folder).splitlines()
+    assert told.startswith("predicted ")
+    if closed.endswith(".json"):
+        assert told.endswith(
+            f"{open_folder / closed}: cannot be read (Permission denied): kernels without a record are "
+            "chosen by the static estimate alone; move that file away"
+        )
+
+
+def test_a_file_in_place_of_the_folder_holds_nothing(tmp_path, run):
+    path = tmp_path / "own"
+    path.touch()
+    assert Store(path).find(H200, "sgemm", CUBE) is not None  # the shipped one
+    size = ["--m", "20", "--n", "24", "--k", "28", "--target", "h200"]
+    for command in (["emit"], ["emit", "--predicted"], ["explain", "predicted"]):
+        status, _, err = run(*command, *size)
+        assert (status, err.count("nothing of it is measured")) == (0, 1)
+    status, out, err = run("show", *size)
+    assert (status, err) == (1, f"autotune: {path} cannot be read: Not a directory\n")
+    assert "no record of 20 x 24 x 28 nn" in out
 
 
 @needs_root

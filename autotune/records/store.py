@@ -116,7 +116,7 @@ class Store:
     def beside(self, device: Device | RecordedDevice, name: str) -> list[Path]:
         """List the files of a name that lie beside the records of one device, the user's own first."""
         paths = (folder / home / name for folder in self.folders for home in _homes(device))
-        return [path for path in paths if path.is_file()]
+        return [path for path in paths if os.path.isfile(path)]  # False in a closed folder
 
     def find(
         self, device: Device | RecordedDevice, family: str, problem: Problem, *, estimated: bool = False

@@ -35,6 +35,7 @@ from autotune.search.prediction import Predicted, predicted
 from autotune.space.space import Config, Space
 from autotune.values.device import Device
 from autotune.values.problem import Problem
+from autotune.values.typed import NewerSchemaError
 
 MOST = 16  # points that are kept of a problem
 NEAR = 4  # stored winners whose tiles are looked at
@@ -202,7 +203,8 @@ def _learned(path: Path | None, device: Device) -> tuple[Learned | None, str]:
     try:
         learned = read_learned(path)
     except RecordError as error:
-        return None, f"{error}: kernels without a record are chosen by the static estimate alone"
+        remedy = "" if isinstance(error, NewerSchemaError) else "; move that file away"
+        return None, f"{error}: kernels without a record are chosen by the static estimate alone{remedy}"
     if (learned.device.slug, learned.device.sm_count) != (device.slug, device.sm_count):
         return learned, unknown
     return learned, ""
@@ -230,15 +232,18 @@ def _key(problem: Problem, device: Device, spaces: Sequence[Space], files: Seque
     parts = [_code_digest(), repr(problem), repr(device)]
     parts += [f"{space.family} {space.content_digest} {template_digest(space)}" for space in spaces]
     for path in files:
-        found = path.stat()
-        parts.append(f"{path} {found.st_mtime_ns} {found.st_size}")
+        with suppress(OSError):  # who reads it says why
+            found = path.stat()
+            parts.append(f"{path} {found.st_mtime_ns} {found.st_size}")
     return "choice." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def model_digest(store: Store, device: Device) -> str:
     """Hash what predicts for a device: the code, and what was learned of it or of another."""
     path = learned_path(store, device) or other_learned_path(store)
-    learned = b"" if path is None else path.read_bytes()
+    learned = b""
+    with suppress(OSError):
+        learned = b"" if path is None else path.read_bytes()
     return hashlib.sha256(_code_digest().encode() + learned).hexdigest()
 
 

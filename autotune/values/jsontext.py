@@ -31,7 +31,7 @@ def load(text: str, where: Path | str) -> object:
             object_pairs_hook=_distinct,
         )
     except json.JSONDecodeError as error:
-        why = f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        why = f"not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}"
     except RecursionError:
         why = "not a record: lists or objects nest too deeply"
     except ValueError as error:
