@@ -7,11 +7,12 @@ gpu_kernels := tests/gpu/test_kernel_on_gpu.py tests/gpu/test_export_on_gpu.py
 gpu_numbers := tests/gpu/test_simulator_on_gpu.py tests/gpu/test_tf32_on_gpu.py
 gpu_large := tests/gpu/test_large_on_gpu.py tests/gpu/test_batch_on_gpu.py
 gpu_sanitizer := tests/gpu/test_sanitizer.py
-gpu_search := tests/gpu/test_gpu_worker.py tests/gpu/test_tuner_on_gpu.py
+gpu_worker := tests/gpu/test_gpu_worker.py
+gpu_tuner := tests/gpu/test_tuner_on_gpu.py
 gpu_docs := tests/gpu/test_docs_on_gpu.py
 gpu_torch := tests/gpu/test_captures_on_gpu.py tests/gpu/test_torch_on_gpu.py tests/gpu/test_leaks_on_gpu.py tests/gpu/test_examples_on_gpu.py
 gpu_reports := tests/gpu/test_bench_on_gpu.py tests/gpu/test_ladder_on_gpu.py
-GPU_PARTS := gpu-kernels gpu-numbers gpu-large gpu-sanitizer gpu-search gpu-docs gpu-torch gpu-reports
+GPU_PARTS := gpu-kernels gpu-numbers gpu-large gpu-sanitizer gpu-worker gpu-tuner gpu-docs gpu-torch gpu-reports
 
 .PHONY: help install fmt lint type test golden gpu check $(GPU_PARTS)
 
