@@ -20,6 +20,7 @@ COMPILE_SECONDS = 30.0  # of one text, beyond which it counts as endless; a busy
 _INCLUDE = Path(__file__).with_name("include")  # headers of C and C++, as far as kernels use them
 _BUNDLED_SINCE = (13, 3)  # versions of NVRTC that carry CUDA's headers
 _MOST_MISSING = 50  # headers
+_REFUSED = re.compile(r"(/[^()\n]+)\(\d+\): ")
 _MISSING = re.compile(r'open source file "([\w./+-]+)"')
 _BLANK = re.compile(
     r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^ ()\\]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.S
@@ -56,8 +57,9 @@ class _Piece:
 def compiled(text: str, entry: str | None, arch: str, options: tuple[str, ...]) -> tuple[str, str]:
     """Return the PTX of a text and the name of its kernel in it.
 
-    CUDA's headers are those of an installed toolkit, or what NVRTC carries; a header that is nowhere counts
-    as empty. Where the text does not compile, it is compiled without the functions that only hosts can run.
+    CUDA's headers are those of an installed toolkit, or what NVRTC carries; a header that is nowhere, or that
+    only hosts can use, counts as empty. Where the text does not compile, it is compiled without what no code
+    for the device names.
 
     Args:
         text: CUDA C++.
@@ -74,14 +76,19 @@ def compiled(text: str, entry: str | None, arch: str, options: tuple[str, ...]) 
     if library.version < _BUNDLED_SINCE:
         bundled = ""
     missing: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        last = (*_installed(library.path), f"-I{_INCLUDE}", f"-I{folder}", "-include=prelude.h")
+    with tempfile.TemporaryDirectory() as front, tempfile.TemporaryDirectory() as folder:
+        installed = _installed(library.path)
+        last = (f"-I{front}", *(f"-I{each}" for each in (*installed, _INCLUDE, folder)), "-include=prelude.h")
         while True:
             given = ("-lineinfo", *options, *last)
             outcome = compile_bounded(text, f"&{kernel}", arch, given, timeout_s=COMPILE_SECONDS)
             if not isinstance(outcome, Rejected):
                 return outcome.ptx, outcome.entry
             header = _MISSING.search(outcome.why)
+            refused = _REFUSED.match(outcome.why)  # a header for the host alone
+            inside = next(
+                (each for each in installed if refused and Path(refused[1]).is_relative_to(each)), None
+            )
             if header and bundled:
                 last, bundled = (*last, bundled), ""
             elif header and header[1] not in missing and len(missing) < _MOST_MISSING:
@@ -89,10 +96,15 @@ def compiled(text: str, entry: str | None, arch: str, options: tuple[str, ...]) 
                 path = Path(folder, header[1].lstrip("/"))
                 if ".." in path.parts:
                     break
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
+                _make_empty(path)
             elif (without := device_code(flattened(text, options))) != text:
                 text = without
+            elif (
+                refused
+                and inside
+                and not (path := Path(front, Path(refused[1]).relative_to(inside))).exists()
+            ):
+                _make_empty(path)
             else:
                 break
     if "__nv_name_map" in outcome.why:
@@ -102,11 +114,16 @@ def compiled(text: str, entry: str | None, arch: str, options: tuple[str, ...]) 
     raise UsageError(f"kernel {kernel:.80} does not compile: {outcome.why}{empty}")
 
 
-def _installed(library: str) -> list[str]:
-    """Return options with the folders of CUDA's headers on this machine."""
+def _make_empty(header: Path) -> None:
+    header.parent.mkdir(parents=True, exist_ok=True)
+    header.touch()
+
+
+def _installed(library: str) -> list[Path]:
+    """Return the folders of CUDA's headers on this machine."""
     roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     folders = [Path(root, "include") for root in (*roots, Path(library).parents[1]) if root]
-    return [f"-I{folder}" for folder in dict.fromkeys(folders) if Path(folder, "cuda_runtime.h").is_file()]
+    return [folder for folder in dict.fromkeys(folders) if Path(folder, "cuda_runtime.h").is_file()]
 
 
 def kernels(text: str) -> list[tuple[str, bool]]:
