@@ -18,7 +18,7 @@ from autotune.values.problem import FLOAT_BYTES
 if TYPE_CHECKING:
     from autotune.kernel.machine import Enqueue
 
-_SEEN = 4096  # places that are remembered: beyond them addresses come anew all the time
+_SEEN = 4096  # places that are remembered
 _UNALIGNED = 15  # bits of an address that is no multiple of 16
 
 
@@ -124,9 +124,9 @@ class Ndarrays:
 class Tensors:
     """The short way of ``torch.Tensor``.
 
-    At addresses where tensors were multiplied before, a guard of `torch.compile` says in one call whether
-    shapes, strides, dtypes, and whatever else decides are what they were; PyTorch promises none of it, and
-    without it everything is looked at in turn.
+    At addresses where tensors were multiplied twice before, a guard of `torch.compile` says in one call
+    whether shapes, strides, dtypes, and whatever else decides are what they were. PyTorch promises no such
+    guard; without it everything is looked at in turn.
 
     Attributes:
         kinds: Types of its arrays.
@@ -217,16 +217,28 @@ class Tensors:
         if not way.apart(places[0], places[1], c.data_ptr()):
             return None
         way.enqueue(places[0], places[1], c.data_ptr(), alpha, beta, handle)
-        if self._guard is not None and len(self._seen) < _SEEN:
+        self._note(places, operands, way, ordinal)
+        return c
+
+    def _note(self, places: tuple[Any, ...], operands: tuple[Any, ...], way: Way, ordinal: int) -> None:
+        """Note that tensors were at some places, and make a guard for them when they come back."""
+        if len(self._seen) >= _SEEN:  # addresses come anew all the time
+            self._seen.clear()
+        before = self._seen.get(places)
+        self._seen[places] = (_unguarded, way, ordinal)
+        if before is not None and before[0] is _unguarded and self._guard is not None:
             with suppress(Exception):  # another PyTorch
                 guard = self._guard(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None)
                 self._seen[places] = (guard.check, way, ordinal)
-        return c
 
     def _empty(self, a: Any, way: Way, ordinal: int) -> Any:
         if self._allocate is None or self._current_device() != ordinal:
             return a.new_empty(way.shape)
         return self._allocate(way.shape, way.steps, self._float32)
+
+
+def _unguarded(*tensors: Any) -> bool:
+    return False
 
 
 Short = Ndarrays | Tensors
