@@ -6,7 +6,8 @@
     ├── UsageError          the request cannot be carried out as asked (exit code 2)
     │   ├── ProblemError    m, n, k, layout, beta or math out of range
     │   ├── SpaceError      a search-space file is wrong, or leaves no legal config
-    │   └── ConfigError     a config is unknown, incomplete or not legal here
+    │   ├── ConfigError     a config is unknown, incomplete or not legal here
+    │   └── LibraryMissing  a module of ours is for a library that is not installed
     ├── DeviceError         no GPU, an unknown one, too little memory, a driver too old (exit code 1)
     ├── ToolchainError      NVRTC or CuPy is missing or cannot serve this architecture (exit code 1)
     ├── MachineError        processes were killed, or memory taken, again and again (exit code 1)
@@ -50,6 +51,10 @@ class SpaceError(UsageError, ValueError):
 
 class ConfigError(UsageError, ValueError):
     """A config names unknown parameters, misses some, or breaks a constraint."""
+
+
+class LibraryMissing(UsageError, ImportError):
+    """A module was imported that is for a library that cannot be imported."""
 
 
 class DeviceError(AutotuneError):

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import UsageError
+
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("program", ["import autotune.torch", "import autotune; autotune.torch.matmul"])
 def test_without_pytorch_it_is_one_clear_line(program, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no such library here')")
-    said = f"try:\n    {program}\nexcept Exception as error:\n    print(type(error).__name__, error)"
+    said = f"try:\n    {program}\nexcept ImportError as error:\n    print(type(error).__name__, error)"
     words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{said}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == (
-        "UsageError autotune.torch needs PyTorch, which cannot be imported (no such library here): "
+        "LibraryMissing autotune.torch needs PyTorch, which cannot be imported (no such library here): "
         "install it, as pytorch.org says\n"
     )
 
@@ -46,3 +48,7 @@ def test_the_operator_has_shapes_without_a_gpu():
     a, b = torch.empty(3, 5, 7, device="meta"), torch.empty(7, 2, device="meta")
     assert matmul(a, b).shape == (3, 5, 2)
     assert matmul(a, b.expand(3, 7, 2)).shape == (3, 5, 2)
+    with pytest.raises(UsageError, match=r"b \(2, 7, 2\): extents before the last two must agree"):
+        matmul(a, b.expand(2, 7, 2))
+    with pytest.raises(UsageError, match=r"b is a list: pass a torch\.Tensor"):
+        matmul(a, [[1.0]])

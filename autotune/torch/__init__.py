@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autotune.errors import UsageError
+from autotune.errors import LibraryMissing
 
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise UsageError(
+    raise LibraryMissing(
         f"autotune.torch needs PyTorch, which cannot be imported ({error}): install it, as pytorch.org says"
     ) from None
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autotune.errors import UsageError
 from autotune.kernel import matmul as launch
+from autotune.kernel.operands import kind_of
 
 _NAME = "autotune::matmul"
 
@@ -31,6 +32,8 @@ def matmul(
         UsageError: An operand is no matrix, is not float32 or not on a GPU, or the two do not fit.
     """
     for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, Tensor):
+            raise UsageError(f"{name} is {kind_of(operand)}: pass a torch.Tensor")
         if operand.dim() < 2:
             raise UsageError(f"{name} has {operand.dim()} dimensions: pass a matrix, such as {name}[None, :]")
         if operand.device.type not in ("cuda", "meta"):
@@ -40,7 +43,13 @@ def matmul(
         return _product(a, b, *words)
     if b.dim() == 2 and a.is_contiguous():  # rows of all matrices under each other
         return _product(a.flatten(0, -2), b, *words).unflatten(0, a.shape[:-1])
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    try:
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except RuntimeError:
+        raise UsageError(
+            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: extents before the last two must agree, or "
+            "be 1 or missing"
+        ) from None
     left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     return _product(left.flatten(0, -3), right.flatten(0, -3), *words).unflatten(0, batch)
 
