@@ -148,7 +148,10 @@ def test_what_is_no_batch_of_the_kernel_is_refused(kernel):
         kernel(A[:2], B)
     with pytest.raises(UsageError, match=r"out has shape \(9, 12\): this kernel takes \(3, 9, 12\)"):
         kernel(A, B, C[0])
-    with pytest.raises(UsageError, match="lets the C of two products overlap"):
+    with pytest.raises(
+        UsageError,
+        match=r"out has matrices of \(9, 12\) only 1 elements apart, so that they overlap",
+    ):
         kernel(A, B, np.lib.stride_tricks.as_strided(C, C.shape, (4, 48, 4)))
     with pytest.raises(UsageError, match="a has negative strides"):
         kernel(A[::-1], B)

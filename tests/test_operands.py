@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -117,6 +118,53 @@ def test_whatever_shares_an_element_is_refused(extents, extra, places):
         span = sorted(places)
         if span[0] + min(k, n) <= span[1] <= span[0] + lead_a - max(k, n):
             strided(problem, a, matrix(k, n, BASE + 8192), c)  # side by side: taken
+
+
+def batch_of(rows, columns, address, lead, stride):
+    return Operand(address, (3, rows, columns), (stride, lead, 1), 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_batches_share_is_refused(data):
+    m, n, k = data.draw(st.tuples(*[st.integers(1, 3)] * 3))
+    (place_a, lead_a, stride_a, a), (place_c, lead_c, stride_c, c) = (
+        data.draw(
+            st.tuples(
+                st.integers(0, 30),
+                st.sampled_from([columns, 9, 10]),
+                st.sampled_from([columns, columns + 1, 9, 9 * m, 27]),
+                st.just((m, columns)),
+            )
+        )
+        for columns in (k, n)
+    )
+    touched = [
+        {
+            place + i * stride + row * lead + column
+            for i in range(3)
+            for row in range(m)
+            for column in range(columns)
+        }
+        for place, lead, stride, columns in ((place_a, lead_a, stride_a, k), (place_c, lead_c, stride_c, n))
+    ]
+    problem = Problem(m, n, k, batch=3)
+    operands = batch_of(*a, BASE + 4 * place_a, lead_a, stride_a), matrix(k, n, BASE + 8192)
+    out = batch_of(*c, BASE + 4 * place_c, lead_c, stride_c)
+    if len(touched[1]) < 3 * m * n:
+        assert "out has matrices" in fault(strided, problem, *operands, out)
+    elif touched[0] & touched[1]:
+        assert re.search("out overlaps a|out has matrices", fault(strided, problem, *operands, out))
+
+
+def test_batches_of_one_buffer_may_lie_side_by_side():
+    """Queries and results of three heads beside each other in rows of 40, or in three planes of such rows."""
+    problem = Problem(4, 5, 6, batch=3)
+    b = matrix(6, 5, BASE + 8192)
+    for stride_a, stride_c in ((6, 5), (160, 160)):
+        a = batch_of(4, 6, BASE, 40, stride_a)
+        strided(problem, a, b, batch_of(4, 5, BASE + 4 * 18, 40, stride_c))
+        assert "out overlaps a" in fault(strided, problem, a, b, batch_of(4, 5, BASE + 4 * 4, 40, stride_c))
 
 
 # --- layouts ---

@@ -7,7 +7,7 @@ import numbers
 from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
-from autotune.values.problem import FLOAT_BYTES, MAX_EXTENT, Problem, Strided
+from autotune.values.problem import FLOAT_BYTES, MAX_EXTENT, Problem, Strided, apart
 
 
 class Idiom(NamedTuple):
@@ -178,7 +178,13 @@ def lying(name: str, operand: Operand, place: int, problem: Problem) -> tuple[in
     if stride < 0 and not shared:
         remedy = operand.idiom.instead(name, operand.idiom.copy)
         raise UsageError(f"{name} has negative strides (a flipped view): {remedy}")
-    return leading(name, first, first.shape, problem), 0 if shared else stride, first
+    lead = leading(name, first, first.shape, problem)
+    if place == 2 and not apart(problem.m, problem.n, problem.batch, lead, stride):
+        raise UsageError(
+            f"out has matrices of {first.shape} only {stride} elements apart, so that they overlap: pass an "
+            "array whose matrices lie apart"
+        )
+    return lead, 0 if shared else stride, first
 
 
 def strided(problem: Problem, a: Operand, b: Operand, out: Operand) -> Problem:
@@ -196,9 +202,9 @@ def strided(problem: Problem, a: Operand, b: Operand, out: Operand) -> Problem:
         if _overlap(firsts[i], leads[i], strides[i], firsts[2], leads[2], strides[2], problem.batch):
             raise UsageError(f"out overlaps {name} in memory: pass an array of its own")
     tight = (problem.lda, problem.ldb, problem.ldc)
-    apart = (problem.stride_a, problem.stride_b, problem.stride_c)
+    follow = (problem.stride_a, problem.stride_b, problem.stride_c)
     aligned = tuple(first.alignment(stride) for first, stride in zip(firsts, strides, strict=True))
-    if leads == tight and aligned == (4, 4, 4) and (problem.batch == 1 or strides == apart):
+    if leads == tight and aligned == (4, 4, 4) and (problem.batch == 1 or strides == follow):
         return problem
     words: dict[str, Any] = dict(zip(("lda", "ldb", "ldc"), leads, strict=True))
     words |= zip(("align_a", "align_b", "align_c"), aligned, strict=True)
@@ -262,14 +268,23 @@ def _overlap(
     out_stride: int,
     batch: int,
 ) -> bool:
-    """Return whether a factor and C may share an element; matrices with equal rows may lie side by side."""
+    """Return whether a factor and C may share an element; in rows of one length they may lie side by side."""
     factor_end = factor.address + _span(factor, factor_lead, factor_stride, batch)
     if factor.address >= out.address + _span(out, out_lead, out_stride, batch) or out.address >= factor_end:
         return False
-    if factor_lead != out_lead or batch > 1:
+    if factor_lead != out_lead:
         return True
     between = (factor.address - out.address) // FLOAT_BYTES % out_lead
-    return between < out.shape[1] or between + factor.shape[1] > out_lead
+    width = _width(factor, factor_lead, factor_stride, batch)
+    return between < _width(out, out_lead, out_stride, batch) or between + width > out_lead
+
+
+def _width(first: Operand, lead: int, stride: int, batch: int) -> int:
+    """Columns from the first to the last of a batch, in rows of which all of its matrices have a part."""
+    columns = first.shape[1]
+    if batch == 1 or stride % lead == 0:  # one below the other
+        return columns
+    return min(lead, (batch - 1) * stride + columns)
 
 
 def _span(first: Operand, lead: int, stride: int, batch: int) -> int:

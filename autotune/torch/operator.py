@@ -47,8 +47,8 @@ def matmul(
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError:
         raise UsageError(
-            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: extents before the last two must agree, or "
-            "be 1 or missing"
+            f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: extents before the last two must agree, "
+            "or be 1 or missing"
         ) from None
     left, right = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     return _product(left.flatten(0, -3), right.flatten(0, -3), *words).unflatten(0, batch)

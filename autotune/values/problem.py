@@ -224,7 +224,7 @@ class Strided(Problem):
             stride = self._given(name, rows * getattr(self, lead))
             if not 0 <= stride <= MAX_STRIDE:
                 raise ProblemError(f"{name} = {stride} is out of range: give 0 to {MAX_STRIDE} (2^62)")
-        if self.batch > 1 and not self._c_apart():
+        if not apart(self.m, self.n, self.batch, self.ldc, self.stride_c):  # type: ignore[arg-type]
             raise ProblemError(
                 f"stride_c = {self.stride_c} with ldc = {self.ldc} lets the C of two products overlap: "
                 f"give {(self.m - 1) * int(self.ldc or 0) + self.n} or more"
@@ -249,12 +249,12 @@ class Strided(Problem):
         object.__setattr__(self, name, value)
         return value
 
-    def _c_apart(self) -> bool:
-        """Return whether the C of the products share no element."""
-        ldc, stride_c = int(self.ldc or 0), int(self.stride_c or 0)
-        follow = stride_c >= (self.m - 1) * ldc + self.n
-        side_by_side = stride_c >= self.n and ldc >= (self.batch - 1) * stride_c + self.n
-        return follow or side_by_side
+
+def apart(rows: int, columns: int, batch: int, lead: int, stride: int) -> bool:
+    """Return whether matrices of a batch share no element: they follow each other, or lie side by side."""
+    follow = stride >= (rows - 1) * lead + columns
+    side_by_side = stride >= columns and lead >= (batch - 1) * stride + columns
+    return batch == 1 or follow or side_by_side
 
 
 def asked_maths(asked: str) -> tuple[Math, ...]:
