@@ -89,7 +89,7 @@ def enable(math: str = "ffma", tune: Tune | None = None) -> Counts:
         What will be counted until `disable`.
 
     Raises:
-        UsageError: A word is unknown, or PyTorch is older than 2.9.
+        UsageError: A word is unknown, or PyTorch is older than 2.9 or lacks CUDA.
     """
     asked_maths(math)
     if tune not in (None, False, QUICK):
@@ -140,6 +140,8 @@ def _register() -> None:
         return
     if not hasattr(torch.library, "get_kernel"):
         raise UsageError(f"PyTorch {torch.__version__} is too old to be overridden: install 2.9 or later")
+    if not torch.backends.cuda.is_built():
+        raise UsageError("this PyTorch was built without CUDA: install one that has it, as pytorch.org says")
     overrides = {
         f"{name}{kind}": replaced(name, torch.library.get_kernel(f"aten::{name}{kind}", "CUDA"), kind)
         for name in _OPERATORS
