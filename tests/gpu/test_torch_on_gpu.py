@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import autotune
@@ -309,6 +313,13 @@ def test_enabled_may_be_nested_and_undone_in_any_order():
     ours.disable()
     torch.mm(a, b)
     assert first.total == 1
+
+
+@pytest.mark.timing
+def test_a_call_takes_the_host_less_than_that_of_pytorch():
+    script = Path(__file__).with_name("host_time.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_short_way_sees_what_the_long_way_does():
