@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autotune.simulator.faults import Fault, FaultKind, Stop
 from autotune.values.lazy import cached_property
+
+if TYPE_CHECKING:
+    from autotune.simulator.emitter import Access
 
 WARP = 32
 WARPGROUP = 4  # warps
@@ -88,6 +91,12 @@ class Lanes:
     def thread_place(self, thread: int) -> Extent:
         """Return threadIdx of a linear thread index."""
         return _unflatten(thread, self.block_shape)
+
+    def refuse(
+        self, access: Access, kind: FaultKind, why: str, lane: int, address: int | None, where: str | None
+    ) -> Stop:
+        """Return the exception that ends the simulation with a fault of one lane's access."""
+        return self.stop(kind, f"{access.opcode} {why}", access.line, lane, address, where)
 
     def stop(
         self,

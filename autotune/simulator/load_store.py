@@ -204,14 +204,8 @@ class LoadStore(Registers):
 
     def _check_writable(self, access: Access, region: Region, offsets: Any, lanes: Any) -> None:
         if not region.writable:
-            raise self.lanes.stop(
-                "read-only",
-                f"{access.opcode} to {region.name}, which may only be read",
-                access.line,
-                int(lanes[0]),
-                region.base + int(offsets[0]),
-                "global",
-            )
+            why, address = f"to {region.name}, which may only be read", region.base + int(offsets[0])
+            raise self.lanes.refuse(access, "read-only", why, int(lanes[0]), address, "global")
 
     def atomic(
         self,
@@ -340,11 +334,10 @@ class LoadStore(Registers):
         if outside.any() or crooked.any():
             where = int(np.argmax(outside if outside.any() else crooked))
             offset = int(offsets[where])
-            message = f"{access.opcode} of {access.size} bytes at byte {offset} of the thread's stack"
-            if outside[where]:
-                message += f", which has {self.local_bytes}"
+            why = f"of {access.size} bytes at byte {offset} of the thread's stack"
+            why += f", which has {self.local_bytes}" if outside[where] else ""
             kind: FaultKind = "out-of-bounds" if outside[where] else "misaligned"
-            raise self.lanes.stop(kind, message, access.line, int(lanes[where]), offset, "local")
+            raise self.lanes.refuse(access, kind, why, int(lanes[where]), offset, "local")
         return offsets + lanes * self._local_stride
 
     def _by_window(self, active: Any, address: Any) -> list[tuple[str, Any, Any]]:

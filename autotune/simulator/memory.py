@@ -196,27 +196,15 @@ class GlobalMemory:
         if int(np.bitwise_or.reduce(offsets)) & (size - 1):
             where = int(np.argmax(offsets % np.uint64(size) != 0))
             address = int(offsets[where]) + region.base - low
-            raise geometry.stop(
-                "misaligned",
-                f"{access.opcode} of {size} bytes in {region.name} at byte {address - region.base}, "
-                f"an address that is no multiple of {size}",
-                access.line,
-                where if lanes is None else int(lanes[where]),
-                address,
-                "global",
-            )
+            byte, lane = address - region.base, where if lanes is None else int(lanes[where])
+            why = f"of {size} bytes in {region.name} at byte {byte}, an address that is no multiple of {size}"
+            raise geometry.refuse(access, "misaligned", why, lane, address, "global")
 
     def _outside(self, access: Access, absolute: Any, position: Any, lanes: Any, geometry: Lanes) -> Stop:
         address = int(absolute[position])
         lane = int(position if lanes is None else lanes[position])
-        return geometry.stop(
-            "out-of-bounds",
-            f"{access.opcode} of {access.size} bytes {self._nearest(address)}",
-            access.line,
-            lane,
-            address,
-            "global",
-        )
+        why = f"of {access.size} bytes {self._nearest(address)}"
+        return geometry.refuse(access, "out-of-bounds", why, lane, address, "global")
 
     def _nearest(self, address: int) -> str:
         for shift in (0, 1):  # an address just below an array lies in the window before it

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
+from autotune.simulator.faults import Notes, Stop
 from autotune.simulator.lanes import Lanes
 from autotune.simulator.shared import Pattern, SharedMemory
 from autotune.simulator.synchronisation import AsyncCopies
@@ -22,9 +23,9 @@ _PLAIN = -1  # not written by a cp.async
 class Proxies:
     """Watches the shared memory of one group of blocks whose kernel has wgmma."""
 
-    def __init__(self, lanes: Lanes, shared: SharedMemory, copies: AsyncCopies) -> None:
+    def __init__(self, lanes: Lanes, shared: SharedMemory, copies: AsyncCopies, notes: Notes) -> None:
         units = len(shared.storage) // shared.unit
-        self.lanes, self.shared, self.copies = lanes, shared, copies
+        self.lanes, self.shared, self.copies, self.notes = lanes, shared, copies, notes
         self.readers = np.zeros(units, np.int32)  # products under way that read each unit
         self._writer = np.full(units, -1, np.int64)  # lane that last wrote it, but for bulk copies
         self._written = np.zeros(units, np.int64)  # fences that lane had run then
@@ -41,33 +42,34 @@ class Proxies:
         """Check and record a write; in_flight: by cp.async; bulk: by a bulk copy, which needs no fence."""
         busy = self.readers[found.words] > 0
         if busy.any():
-            where = int(np.argmax(busy))
-            address = int(found.words[where]) * self.shared.unit % self.shared.window
-            message = f"{access.opcode} writes what a wgmma may still read: no wgmma.wait_group covers it"
-            raise self.lanes.stop(
-                "async-product", message, access.line, int(found.lane[where]), address, "shared"
-            )
+            why = "writes what a wgmma may still read: no wgmma.wait_group covers it"
+            raise self._stop(access, found, busy, why)
         self._writer[found.words] = -1 if bulk else found.lane
         self._written[found.words] = self._fences[found.lane]
         self._copied[found.words] = self.copies.committed[found.lane] if in_flight else _PLAIN
 
     def read(self, access: Access, found: Pattern) -> None:
-        """Check and record that a product begins to read."""
-        writer = self._writer[found.words]
-        copied = self._copied[found.words]
+        """Check and record that a product begins to read; what cp.async brought unfenced is a note."""
+        writer, copied = self._writer[found.words], self._copied[found.words]
+        plain = copied == _PLAIN
         fenced = np.where(
-            copied == _PLAIN, self._fences[writer] > self._written[found.words], copied < self._shown[writer]
+            plain, self._fences[writer] > self._written[found.words], copied < self._shown[writer]
         )
         bad = (writer >= 0) & ~fenced
         if bad.any():
-            where = int(np.argmax(bad))
-            address = int(found.words[where]) * self.shared.unit % self.shared.window
-            thread = self.lanes.thread_place(int(self.lanes.thread[writer[where]]))
-            message = f"{access.opcode} reads what thread {thread} wrote without fence.proxy.async behind it"
-            raise self.lanes.stop(
-                "async-product", message, access.line, int(found.lane[where]), address, "shared"
-            )
+            which = bad & plain if (bad & plain).any() else bad
+            thread = self.lanes.thread_place(int(self.lanes.thread[writer[np.argmax(which)]]))
+            why = f"reads what thread {thread} wrote without fence.proxy.async behind it"
+            stop = self._stop(access, found, which, why)
+            if (bad & plain).any():
+                raise stop
+            self.notes.add(stop)
         self.readers[found.words] += 1
+
+    def _stop(self, access: Access, found: Pattern, which: Any, why: str) -> Stop:
+        where = int(np.argmax(which))
+        address = int(found.words[where]) * self.shared.unit % self.shared.window
+        return self.lanes.refuse(access, "async-product", why, int(found.lane[where]), address, "shared")
 
     def release(self, found: Pattern) -> None:
         """Record that a product was waited for."""

@@ -51,7 +51,7 @@ class RaceDetector:
 
     def use_proxies(self) -> None:
         """Watch what the tensor cores read past the path of ordinary accesses."""
-        self.proxies = Proxies(self.lanes, self.shared, self.copies)
+        self.proxies = Proxies(self.lanes, self.shared, self.copies, self.notes)
 
     def use_warp_sync(self) -> None:
         """Take __syncwarp() into account: it orders the accesses of one warp."""
@@ -159,13 +159,8 @@ class RaceDetector:
         if clash.any():
             where = int(np.argmax(clash))
             code = int((readers - start)[where])
-            raise self._stop(
-                access,
-                found,
-                where,
-                "shared-race",
-                f"writes what {self._name(code)} read since the last barrier",
-            )
+            why = f"writes what {self._name(code)} read since the last barrier"
+            raise self._stop(access, found, where, "shared-race", why)
         if in_flight:
             self.writers[found.words] = IN_FLIGHT + found.lane
             self.copy_groups[found.words] = self.copies.committed[found.lane]
@@ -226,13 +221,8 @@ class RaceDetector:
         """Check units whose last write may not lie in an earlier epoch; return where that does no harm."""
         nothing = writers == NOTHING
         if not writing and nothing.any():
-            raise self._stop(
-                access,
-                found,
-                int(np.argmax(nothing)),
-                "uninitialised-read",
-                "reads shared memory that nothing wrote",
-            )
+            where, why = int(np.argmax(nothing)), "reads shared memory that nothing wrote"
+            raise self._stop(access, found, where, "uninitialised-read", why)
         flying = (writers >= IN_FLIGHT) & ~nothing
         if flying.any():
             self._examine_copies(access, found, writers, flying, writing)
@@ -268,15 +258,11 @@ class RaceDetector:
             where = int(np.argmax(bad))
             thread = self._name(int(self.lanes.thread[copier[where]]))
             verb = "overwrites" if writing else "reads"
-            if arrived[where]:
-                why = f"{verb} what an async copy of {thread} brought, with no barrier after its wait"
-            else:
-                why = (
-                    f"{verb} what an async copy of {thread} may still write: no cp.async.wait_group covers it"
-                )
-            raise self._stop(
-                access, found, where, "async-copy", why, not_thread=int(self.lanes.thread[copier[where]])
-            )
+            waited = "brought, with no barrier after its wait"
+            unwaited = "may still write: no cp.async.wait_group covers it"
+            why = f"{verb} what an async copy of {thread} {waited if arrived[where] else unwaited}"
+            other = int(self.lanes.thread[copier[where]])
+            raise self._stop(access, found, where, "async-copy", why, not_thread=other)
         self.writers[found.words[flying & settled]] = 0
 
     def _one_warp(self, found: Pattern) -> Any:
@@ -325,4 +311,4 @@ class RaceDetector:
             others = active[touching & (self.lanes.thread[active] != not_thread)]
             lane = int(others[0]) if len(others) else lane
         address = unit % self.shared.window
-        return self.lanes.stop(kind, f"{access.opcode} {why}", access.line, lane, address, "shared")
+        return self.lanes.refuse(access, kind, why, lane, address, "shared")

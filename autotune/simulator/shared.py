@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
+from autotune.simulator.faults import FaultKind, Stop
 from autotune.simulator.lanes import Lanes
 from autotune.simulator.memory import WIDE, gather, scatter
 from autotune.simulator.traffic import shared_traffic
@@ -146,27 +147,13 @@ class SharedMemory:
         local = displaced(address, access.offset)
         bad = (local < 0) | (local + access.size > self.size)
         if bad.any():
-            where = int(np.argmax(bad))
-            raise self.lanes.stop(
-                "out-of-bounds",
-                f"{access.opcode} of {access.size} bytes at byte {int(local[where])} of shared memory, "
-                f"of which the block has {self.size}",
-                access.line,
-                int(who[where]),
-                int(local[where]),
-                "shared",
+            raise self._refused(
+                access, "out-of-bounds", local, who, bad, f"of which the block has {self.size}"
             )
         if int(np.bitwise_or.reduce(local)) & (access.size - 1):
-            where = int(np.argmax(local & (access.size - 1) != 0))
-            raise self.lanes.stop(
-                "misaligned",
-                f"{access.opcode} of {access.size} bytes at byte {int(local[where])} of shared memory, "
-                f"an address that is no multiple of {access.size}",
-                access.line,
-                int(who[where]),
-                int(local[where]),
-                "shared",
-            )
+            bad = local & (access.size - 1) != 0
+            why = f"an address that is no multiple of {access.size}"
+            raise self._refused(access, "misaligned", local, who, bad, why)
         offsets = local + self.base[who]
         found = Pattern(address.copy(), lanes, offsets, offsets // access.size)
         found.low, found.high = int(local.min()), int(local.max())
@@ -175,6 +162,12 @@ class SharedMemory:
         if self.counters:
             found.traffic = shared_traffic(local, who, access.size, access.kind == "ld")
         return found
+
+    def _refused(self, access: Access, kind: FaultKind, local: Any, who: Any, bad: Any, why: str) -> Stop:
+        where = int(np.argmax(bad))
+        byte = int(local[where])
+        why = f"of {access.size} bytes at byte {byte} of shared memory, {why}"
+        return self.lanes.refuse(access, kind, why, int(who[where]), byte, "shared")
 
     def _words(self, access: Access, found: Pattern, who: Any) -> None:
         """Find the distinct units and who touches each."""
