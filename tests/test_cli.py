@@ -672,7 +672,13 @@ def test_a_record_is_found_whatever_its_family(run, tmp_path):
 
 def test_a_math_that_no_family_has(refuse):
     told = refuse("space", *CUBE, "--target", "t4", "--math", "3xtf32")
-    assert told == "no kernel family computes 4096 x 4096 x 4096 nn 3xtf32 on Tesla T4: name one by --space"
+    assert told == (
+        "no kernel family computes 4096 x 4096 x 4096 nn 3xtf32 on Tesla T4: "
+        "sgemm_3xtf32 needs capability >= 80; "
+        "sgemm_3xtf32_wgmma needs capability == 90 and k > 64"
+    )
+    told = refuse("show", *H200, "--m", 2**31 - 1, "--n", 2**31 - 1, "--k", 1)
+    assert told.endswith(" on NVIDIA H200: sgemm cannot: rows and columns are counted in 32 bits")
 
 
 def test_any_math_is_for_measuring(refuse):

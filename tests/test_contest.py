@@ -53,7 +53,7 @@ def test_a_family_without_a_legal_config_is_left_out_unless_it_is_the_only_one(t
     with pytest.raises(SpaceError, match=r"no config is legal.*; .*no config is legal"):
         Candidates([empty, empty], PROBLEM, H200)
     with pytest.raises(
-        SpaceError, match="no family serves 64 x 64 x 8 nn on NVIDIA H200: give one by --space"
+        SpaceError, match="no kernel family computes 64 x 64 x 8 nn on NVIDIA H200: sgemm_skinny needs"
     ):
         Candidates([], PROBLEM, H200)
 

@@ -158,7 +158,7 @@ def stored_among(
         if found.evidence == "estimated" and not estimated:
             told = "no measured record: this is the estimated one, whose speed nobody measured"
         return Found(space, space.config(found.config), found.evidence, found, told=told)
-    with suppress(RecordMissing, UsageError):
+    with suppress(RecordMissing):
         if predict:
             return predicted_among(spaces, problem, device, store, command)
     kind = "estimated record" if estimated else "record"

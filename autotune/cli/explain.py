@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from autotune.cli.options import (
     target_options,
     tune_command,
 )
-from autotune.errors import UsageError
+from autotune.errors import RecordError, UsageError
 from autotune.paths import write_file
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def _account(
             spaces, name, f"{name!r:.80} is no preset, config file, 'record' or 'predicted'"
         )
         config, _ = fitted(space, preset, problem, device, f"preset {name}")
-    stored = store.find(device, space.family, problem)
+    stored = None
+    with suppress(RecordError):  # one that cannot be read gives no time
+        stored = store.find(device, space.family, problem)
     same = stored is not None and dict(stored.config) == dict(config)
     record = stored if same else None
     return explain(

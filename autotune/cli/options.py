@@ -156,13 +156,13 @@ def spaces_of(space_name: str | None, problem: Problem, device: Device) -> list[
         SpaceError: It cannot be loaded, or computes another math.
         UsageError: None serves the problem.
     """
-    from autotune.space.space import Space, families
+    from autotune.space.space import Space, families, unserved
 
     found = families(problem, device) if space_name is None else [Space.load(space_name)]
     for space in found:
         space.require_math(problem)
     if not found:
-        raise UsageError(f"no kernel family computes {problem} on {device.name}: name one by --space")
+        raise UsageError(unserved(problem, device))
     return found
 
 

@@ -20,7 +20,7 @@ from autotune.code.sources import rendered
 from autotune.errors import ConfigError, RecordError, SpaceError, UsageError
 from autotune.families.estimate import estimate_columns
 from autotune.records import Record, Store
-from autotune.space.space import Config, Space, families
+from autotune.space.space import Config, Space, families, unserved
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
 from autotune.values.problem import Problem
@@ -146,7 +146,7 @@ class Choices:
         if not seen and bare:
             raise UsageError(f"{self.missing()}, and {', '.join(bare)} has no preset: run '{self.command}'")
         if not seen:
-            raise UsageError(f"no kernel family computes {self.problem} on {self.device.name}")
+            raise UsageError(unserved(self.problem, self.device, self.spaces))
 
     def substitutes(self) -> Iterator[Choice]:
         """Yield what serves where no record does, the most promising first."""

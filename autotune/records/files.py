@@ -103,7 +103,7 @@ def content_of(path: Path) -> bytes | None:
     """
     try:
         return read_bytes(path, MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror}") from None

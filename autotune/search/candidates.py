@@ -11,7 +11,7 @@ from autotune.code.render import Source, render, require_template
 from autotune.errors import SpaceError
 from autotune.paths import data_dir
 from autotune.search.points import Points
-from autotune.space.space import Config, Legal, Space
+from autotune.space.space import Config, Legal, Space, unserved
 from autotune.space.statements import Value
 from autotune.values.device import Device
 from autotune.values.problem import Problem
@@ -88,8 +88,7 @@ class Candidates:
             found.append(Family(space, legal, count))
             count += len(legal)
         if not found:
-            nothing = f"no family serves {problem} on {device.name}: give one by --space"
-            raise SpaceError("; ".join(self.without) or nothing)
+            raise SpaceError("; ".join(self.without) or unserved(problem, device))
         self.families = tuple(found)
         self._begins = [family.begin for family in found]
         self._count = count

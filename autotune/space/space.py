@@ -464,6 +464,21 @@ class Space:
         when = self._heading.serves_when
         return when is None or bool(when(_facts(self._heading.codes, problem, device)))
 
+    def refusal(self, problem: Problem, device: Device) -> str:
+        """Return in a few words why nothing of this family serves a problem; "" where a preset would."""
+        when = self._heading.serves_when
+        if when is not None and not when(_facts(self._heading.codes, problem, device)):
+            return f"{self.family} needs {when.text}"
+        why = ""
+        for preset in self.presets.values():
+            try:
+                self.fitted(preset, problem, device)
+            except NothingLegal as none:
+                why = f"{self.family} cannot: {none.rule.reason}"
+            else:
+                return ""
+        return why
+
     def _numbers(self, config: Config, problem: Problem, device: Device) -> dict[str, Any]:
         """Return the integer of every name, words as their codes; the same for one config is kept."""
         *asked, known = self._last
@@ -594,6 +609,13 @@ def built_in() -> list[Space]:
 def families(problem: Problem, device: Device) -> list[Space]:
     """Load the built-in spaces that serve a problem on a device, in the order of their names."""
     return [space for space in built_in() if space.serves(problem, device)]
+
+
+def unserved(problem: Problem, device: Device, spaces: Sequence[Space] = ()) -> str:
+    """Return in one line that no family computes a problem, and why: those given, else all to be searched."""
+    asked = spaces or [space for space in built_in() if space._heading.serves == problem.math]
+    whys = "; ".join(filter(None, (space.refusal(problem, device) for space in asked)))
+    return f"no kernel family computes {problem} on {device.name}: {whys or 'name one by --space'}"
 
 
 @cache
