@@ -21,7 +21,7 @@ from autotune.outside import printable
 
 COMMANDS = {  # name: (module, help); help stands here so that --help imports no command
     "tune": ("tune", "Search for the fastest kernel of a problem and store it."),
-    "show": ("show", "Show a stored record and its finalists, or list all records."),
+    "show": ("show", "Show a stored record and its finalists, two side by side, or list all."),
     "space": ("space", "Count a search space: what each rule removes, and why."),
     "emit": ("emit", "Print the CUDA source of a record, preset or config."),
     "ladder": ("ladder", "Climb from the naive kernel to the tuned one, step by step."),

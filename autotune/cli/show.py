@@ -1,9 +1,10 @@
-"""``autotune show``: stored records, and what would serve where there is none, for people."""
+"""``autotune show``: stored records, two of them side by side, and what would serve where there is none."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -17,23 +18,26 @@ from autotune.cli.options import (
     target_options,
     wanted_options,
 )
-from autotune.errors import RecordError
+from autotune.errors import RecordError, UsageError
 from autotune.outside import printable
 
 if TYPE_CHECKING:
     from autotune.records import Record, Store
     from autotune.report.expected import Expected
+    from autotune.report.side_by_side import SideBySide
     from autotune.values.device import Device
     from autotune.values.problem import Problem
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[A [B]]")
 @wanted_options
 @click.option("--family", help="Only records of this kernel family.")
 @target_options
 @cache_option
 @json_option
 def command(
+    names: tuple[str, ...],
     wanted: Wanted,
     family: str | None,
     ordinal: int | None,
@@ -46,23 +50,42 @@ def command(
     Where nothing was measured, show what would serve the problem and why: the kernel that a model predicts to
     be fastest. Nothing is written. --family, --layout, --beta and --math choose among records, --device and
     --target name one GPU. Exit code 1 when a file cannot be read and no other is found.
+
+    A and B name records: each a file, sizes such as 4096x4096x4096 or '4096 x 4096 x 4096 nt 3xtf32', or the
+    name of a record's file. With two, what differs is put side by side: problem, config, time, resources and
+    circumstances.
     """
     from autotune import records
     from autotune.cli.tune import summary
     from autotune.records.schema import identity_of
 
+    if names:
+        from autotune.cli.named import problem_named, record_named
+
+        if len(names) > 2:
+            raise UsageError(f"show takes one or two records, not {len(names)}")
+        if wanted.problem is not None:
+            raise UsageError("a record is named by A, or by --m, --n and --k: leave out one")
+        if len(names) == 1 and (sizes := problem_named(names[0], wanted)) is not None:
+            wanted, names = replace(wanted, problem=sizes), ()
     problem, note = wanted.problem, ""
     device: Device | None = None
     if ordinal is not None or target is not None:
         device, note = device_of(ordinal, target)
     broken: list[RecordError] = []
-    found = [
-        entry.record
-        for entry in store.entries(broken.append)
-        if wanted.takes(entry.record.problem)
-        and family in (None, entry.record.family)
-        and (device is None or identity_of(entry.record.device) == identity_of(device))
-    ]
+
+    def takes(record: Record) -> bool:
+        on_device = device is None or identity_of(record.device) == identity_of(device)
+        return on_device and family in (None, record.family)
+
+    if names:
+        found = [record_named(name, wanted, store, takes, broken.append) for name in names]
+    else:
+        found = [
+            entry.record
+            for entry in store.entries(broken.append)
+            if wanted.takes(entry.record.problem) and takes(entry.record)
+        ]
     for error in broken:
         click.echo(f"autotune: {error}", err=True)
     foreseen: Expected | None = None
@@ -70,18 +93,26 @@ def command(
         if device is None:
             device, note = device_of(None, None)
         foreseen = _foreseen(problem, device, family, store)
-    if as_json:
+    if len(names) == 2:
+        from autotune.report.side_by_side import SideBySide
+
+        compared = SideBySide(*found)
+        if as_json:
+            click.echo(json.dumps(compared.plain(), indent=2))
+        else:
+            _compare(compared)
+    elif as_json:
         objects = [json.loads(records.to_json(record)) for record in found]
         objects += [] if foreseen is None or device is None else [foreseen.plain(device.name)]
-        alone = problem is not None and len(objects) == 1
+        alone = (problem is not None or names) and len(objects) == 1
         click.echo(json.dumps(objects[0] if alone else objects, indent=2))
-    elif problem is not None:
+    elif problem is not None or names:
         for record in found:
             click.echo(summary(record))
             if record.imported:
                 click.echo(f"  imported  {record.imported[:10]}: it was measured elsewhere")
             _rank(record)
-        if foreseen is not None and device is not None:
+        if foreseen is not None and problem is not None and device is not None:
             _foresee(foreseen, problem, device)
     elif found:
         _list(found)
@@ -190,6 +221,39 @@ def _list(found: list[Record]) -> None:
             record.created[:10],
         )
     table.echo()
+
+
+def _compare(compared: SideBySide) -> None:
+    """Print what differs between two records, each time, and in a few lines what is alike."""
+    from autotune.cli.tables import Table, paragraph
+    from autotune.report.side_by_side import parts
+
+    alone = [compared.alone(0), compared.alone(1)]
+    table = Table(("", "fact", "A", "B", "B / A"), drop=("B / A", ""), wrap=("A", "B"), right=("B / A",))
+    alike, names = [], []
+    for part, facts in parts(compared.facts):
+        heading: str = part
+        for fact in facts:
+            a, b = fact.shown
+            if fact.path == "cublas.kernel":  # names of some 150 letters
+                names += [(title, name) for title, name in zip("AB", (a, b), strict=True) if fact.differs]
+            elif fact.path.startswith("config.") and any(fact.name in own for own in alone):
+                continue
+            elif fact.differs or (part == "time" and fact.values != (None, None)):
+                table.add_row(heading, fact.name, a, b, "" if fact.ratio is None else f"{fact.ratio:.3f}")
+                heading = ""
+            elif a != "-":
+                alike.append(f"{fact.name} {a}")
+    for title, record in zip("AB", (compared.a, compared.b), strict=True):
+        click.echo(f"{title}  {record.problem} on {record.device.name}: {record.family}")
+    table.echo()
+    for title, own in zip("AB", alone, strict=True):
+        if own:
+            paragraph(f"{title} alone: {', '.join(f'{name} {value}' for name, value in own.items())}")
+    if alike:
+        paragraph(f"alike: {', '.join(alike)}")
+    for title, name in names:
+        paragraph(f"cuBLAS of {title}: {name}")
 
 
 def _rank(record: Record) -> None:
