@@ -111,6 +111,9 @@ __global__ void __launch_bounds__((BN / 4) * 2) multiply(const T* x, T* y, int n
         y[i + j] = s[BN - 1 - threadIdx.x * 2 - j] * scale[j] + std::sqrt((T)tiles(n)) * 0 + INFINITY * 0 * 0;
 }
 }
+int repeats = CEIL_DIV(1024, WIDTH);
+template <typename T> void multiply(T* x, int n) { tiled::multiply<64, T><<<16, 32>>>(x, x, n); }
+template void multiply<float>(float* x, int n);
 void randomize(float* m, int n) {
     for (int i = 0; i < n; ++i) m[i] = (float)(rand() % 5);
 }
@@ -168,7 +171,7 @@ def test_kernels_of_a_text(text: str, names: list[tuple[str, bool]]) -> None:
 def test_what_the_host_alone_runs_is_left_out() -> None:
     text = device_code(PUBLISHED)
     assert len(text.splitlines()) == len(PUBLISHED.splitlines())
-    for name in ("int main", "void randomize", "void check"):
+    for name in ("int main", "void randomize", "void check", "template void multiply", "int repeats"):
         assert name in PUBLISHED
         assert name not in text
     for kept in ("int tiles", "multiply(const T", "#define CHECK", "const int WIDTH", "__constant__"):

@@ -173,6 +173,9 @@ def device_code(text: str) -> str:
             used.append(head + code[piece.start + len(piece.head.lstrip()) : piece.stop])
         else:
             host.append((names, piece))
+    launching = (names for names, piece in host if "<<<" in code[piece.start : piece.stop])
+    never = set().union(*launching)  # nor what is declared or instantiated under its name
+    host = [(names - never, piece) for names, piece in host]
     while used:
         words = {*_WORDS.findall("\n".join(used))}
         used = [unused.pop(name) for name in words & unused.keys()]
@@ -193,12 +196,13 @@ def _declared(piece: _Piece, code: str) -> set[str] | None:
     head = piece.head.strip()
     if _DEVICE.search(head) or head.startswith(("using namespace", "static_assert")):
         return None
-    function = None if _TYPE.search(_ALIGNMENT.sub(" ", head)) else _CALLABLE.search(head)
+    kind = _ALIGNMENT.sub(" ", head)
+    function = None if _TYPE.search(kind) or "(" not in kind.partition("=")[0] else _CALLABLE.search(head)
     if function is not None:
         name = function[1].partition("<")[0].strip()
         return set() if name == "main" or "__host__" in head else {name}
     enum = re.search(r"\b(?:enum|typedef)\b", head)
-    return {*_WORDS.findall(code[piece.start : piece.stop] if enum else head)} - _KEYWORDS
+    return {*_WORDS.findall(code[piece.start : piece.stop] if enum else head.partition("=")[0])} - _KEYWORDS
 
 
 def flattened(text: str, options: Sequence[str]) -> str:
