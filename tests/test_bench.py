@@ -606,6 +606,20 @@ def test_a_line_that_a_killed_run_left_half_is_timed_again(folder):
     assert again(folder)[0] == SIX[3:]
 
 
+def test_a_line_of_a_shape_that_is_not_asked_for_is_none(folder):
+    _, file = stopped(folder)
+    file.write_text(file.read_text().replace(SIX[1].id, "another"))
+    assert again(folder)[0] == SIX[1:]
+
+
+def test_a_record_that_leads_nowhere_counts_as_none(tmp_path):
+    none = Circumstances.of(FACTS, Store(tmp_path), 1)
+    path = Store(tmp_path).path(FACTS.device, "sgemm", SIX[0].problem)
+    path.parent.mkdir(parents=True)
+    path.symlink_to("nowhere")
+    assert none.differences(Circumstances.of(FACTS, Store(tmp_path), 1)) == ""
+
+
 def test_other_circumstances_begin_anew_with_one_line(folder):
     _, file = stopped(folder)
     first, *lines = file.read_text().splitlines(keepends=True)

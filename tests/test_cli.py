@@ -681,6 +681,15 @@ def test_a_math_that_no_family_has(refuse):
     assert told.endswith(" on NVIDIA H200: sgemm cannot: rows and columns are counted in 32 bits")
 
 
+def test_learning_without_lightgbm_ends_before_anything_is_read_or_measured(refuse, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    monkeypatch.setattr("autotune.tuning.learn.trials", None)
+    told = refuse("learn", "--fit-only", *H200, code=1)
+    assert re.fullmatch(
+        r"learning needs LightGBM, which cannot be imported \(.*lightgbm.*\): pip install .*", told
+    )
+
+
 def test_any_math_is_for_measuring(refuse):
     told = refuse("tune", *CUBE, *H200, "--math", "any")
     assert told == "--math any is for measuring, and nothing is measured with --target: name one math"

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.cli.ladder import show
+from autotune.cli.ladder import floats, show
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.pool import CompilePool
 from autotune.code.render import Source, render
@@ -534,6 +534,10 @@ def test_the_table_without_a_gpu(ladder, capsys):
     assert rows[0].split()[:2] == ["1", "naive"]
     assert rows[0].split()[-3:] == ["100%", "8,192", "0"]
     assert rows[5].split()[-2:] == ["128", "4,608"]
+
+
+def test_few_loads_of_a_short_k_are_not_none():
+    assert [floats(each) for each in (0.234, 1.875, 9.5, 4608.0, 0.0)] == ["0.23", "1.9", "9.5", "4,608", "0"]
 
 
 def test_the_stored_winner_is_the_last_step():

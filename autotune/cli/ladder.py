@@ -102,8 +102,8 @@ def show(ladder: Ladder) -> None:
             _number(None if found is None else found.binary.registers, "d"),
             _number(None if found is None else found.binary.spill_bytes, "d"),
             _number(None if found is None else found.occupancy.fraction, ".0%"),
-            _number(rung.global_loads, ",.0f"),
-            _number(rung.shared_reads, ",.0f"),
+            floats(rung.global_loads),
+            floats(rung.shared_reads),
         ]
         table.add_row(*row)
     table.echo()
@@ -122,6 +122,11 @@ def show(ladder: Ladder) -> None:
             paragraph(f"    FAILED, {rung.rejected.kind}: {rung.rejected.why}")
         if slower := ladder.slower(rung):
             paragraph(f"    {slower}")
+
+
+def floats(value: float | None) -> str:
+    """Return floats per output, those of a short k in two digits."""
+    return _number(value, ".2g" if value and value < 10 else ",.0f")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -66,10 +66,11 @@ def command(
     from autotune.records.files import LEARNED
     from autotune.records.learned import write_learned
     from autotune.space.space import built_in
-    from autotune.tuning.learn import LOGS, TABLE, learn, trials, write_table
+    from autotune.tuning.learn import LOGS, TABLE, fitter, learn, trials, write_table
 
     ordinals = [ordinal or 0] if gpus is None else chosen_gpus(gpus, gpu_count())
     device = named_device(target) if target is not None else current_device(ordinals[0])
+    fitter()  # before anything is measured
     spaces = [space for space in built_in() if family_of(space) is not None]
     if not fit_only:
         from autotune.tuning.budget import Budget

@@ -144,7 +144,7 @@ class Circumstances:
     @classmethod
     def of(cls, facts: BenchFacts, store: Store, seed: int) -> Circumstances:
         """Return those of now."""
-        filed = [(str(file.path), file.path.stat()) for file in store.filed()]
+        paths = [file.path for file in store.filed() if os.path.isfile(file.path)]
         return cls(
             1,
             now(),
@@ -155,7 +155,7 @@ class Circumstances:
             nvrtc_version(),
             model_digest(store, facts.device),
             _digest(f"{space.content_digest} {template_digest(space)}" for space in built_in()),
-            _digest(f"{path} {found.st_mtime_ns} {found.st_size}" for path, found in filed),
+            _digest(f"{path} {(found := path.stat()).st_mtime_ns} {found.st_size}" for path in paths),
         )
 
     def differences(self, other: Circumstances) -> str:
@@ -265,7 +265,7 @@ class Rows:
     def _read(self) -> Circumstances | None:
         """Read what a stopped run has left, up to a line that is none."""
         before: Circumstances | None = None
-        with suppress(OSError, RecordError, UnicodeDecodeError):
+        with suppress(OSError, RecordError, UnicodeDecodeError, KeyError):  # or a shape that is none of ours
             for text in read_bytes(self.path, LIMIT).splitlines(keepends=True):
                 value = jsontext.load(text.decode(), self.path)
                 if before is None:

@@ -297,13 +297,23 @@ def fit(space: Space, device: Device, measured: Sequence[Measured]) -> tuple[Cor
     )
 
 
-def _boosted(table: Any, ratio: Any, group: Any, names: Sequence[str]) -> Correction:
-    """Fit trees; every problem counts alike but for the square root of its trials."""
+def fitter() -> Any:
+    """Return LightGBM.
+
+    Raises:
+        ToolchainError: It is missing, or something that it needs.
+    """
     try:
         import lightgbm
-    except ImportError:
-        raise ToolchainError(f"learning needs LightGBM: {install_command('learn')}") from None
+    except (ImportError, OSError) as error:
+        why = f"learning needs LightGBM, which cannot be imported ({' '.join(str(error).split())})"
+        raise ToolchainError(f"{why}: {install_command('learn')}") from None
+    return lightgbm
 
+
+def _boosted(table: Any, ratio: Any, group: Any, names: Sequence[str]) -> Correction:
+    """Fit trees; every problem counts alike but for the square root of its trials."""
+    lightgbm = fitter()
     counts = np.bincount(group)[group]
     data = lightgbm.Dataset(table, ratio, weight=1 / np.sqrt(counts))
     dumped = lightgbm.train(FIT, data, TREES).dump_model()["tree_info"]
