@@ -28,6 +28,7 @@ COMMANDS = {  # name: (module, help); help stands here so that --help imports no
     "bench": ("bench", "Time stored winners against cuBLAS and the best of cuBLASLt."),
     "export": ("export", "Write stored winners as CUDA files, a C header, or machine code."),
     "explain": ("explain", "Explain why a kernel is as fast as it is, or put two side by side."),
+    "report": ("report", "Write a page of figures: search, finalists, roofline, source, record."),
     "learn": ("learn", "Learn from measured trials which kernels serve shapes that nobody tuned."),
     "replay": ("replay", "Compare search strategies on a sweep of measured configs, without a GPU."),
     "convert": ("convert", "Exchange measured configs with Kernel Tuner, T4 results and CSV files."),

@@ -271,30 +271,9 @@ def _rows(account: Account) -> list[tuple[str, str]]:
     return rows
 
 
-_LINE_METRICS = (
-    ("executed", ("smsp__inst_executed.sum",)),
-    ("sectors", tuple(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{kind}.sum" for kind in ("ld", "st"))),
-    (
-        "wavefronts",
-        tuple(f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{kind}.sum" for kind in ("ld", "st", "ldgsts")),
-    ),
-    (
-        "conflicts",
-        tuple(
-            f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{kind}.sum" for kind in ("ld", "st", "ldgsts")
-        ),
-    ),
-)
-
-
 def source_text(account: Account) -> str:
     """Return the miniature's kernel with the cost of each line: executions, sectors, wavefronts."""
-    lines = [
-        f"{account.title}: counted on {account.miniature}, {account.miniature_source.launch.grid[0]} blocks",
-        "".join(f"{name:>11}" for name, _ in _LINE_METRICS),
-    ]
-    for number, line in enumerate(account.miniature_source.text.splitlines(), 1):
-        found = account.lines.get(number, {})
-        sums = [sum(found.get(metric, 0) for metric in metrics) for _, metrics in _LINE_METRICS]
-        lines.append("".join(f"{total or '':>11}" for total in sums) + f"  {line}".rstrip())
-    return "\n".join(lines)
+    head = (
+        f"{account.title}: counted on {account.miniature}, {account.miniature_source.launch.grid[0]} blocks"
+    )
+    return "\n".join([head, *account.costed_source])

@@ -32,6 +32,20 @@ _GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
 _SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 _SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
+_LINE_METRICS = (
+    ("executed", ("smsp__inst_executed.sum",)),
+    ("sectors", tuple(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{kind}.sum" for kind in ("ld", "st"))),
+    (
+        "wavefronts",
+        tuple(f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{kind}.sum" for kind in ("ld", "st", "ldgsts")),
+    ),
+    (
+        "conflicts",
+        tuple(
+            f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{kind}.sum" for kind in ("ld", "st", "ldgsts")
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,16 @@ class Account:
     def gflops(self) -> float | None:
         """Measured rate."""
         return None if self.median_ms is None else self.problem.flops / self.median_ms / 1e6
+
+    @property
+    def costed_source(self) -> list[str]:
+        """The miniature's kernel with the cost of each line in its margin, below a line that heads them."""
+        lines = ["".join(f"{name:>11}" for name, _ in _LINE_METRICS)]
+        for number, line in enumerate(self.miniature_source.text.splitlines(), 1):
+            found = self.lines.get(number, {})
+            sums = [sum(found.get(metric, 0) for metric in metrics) for _, metrics in _LINE_METRICS]
+            lines.append("".join(f"{total or '':>11}" for total in sums) + f"  {line}".rstrip())
+        return lines
 
     def plain(self) -> dict[str, Any]:
         """Return the account as plain values for JSON."""
