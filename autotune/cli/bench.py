@@ -11,6 +11,7 @@ import click
 from autotune.cli.options import cache_option, file_option, json_option
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.streams import say
+from autotune.cli.watchers import meter
 from autotune.errors import Rejected, TuningError, UsageError
 from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
@@ -105,20 +106,29 @@ def command(
     shapes = random_shapes(number, seed or 0) if number else shapes_of(problem, suite, only, maths)
     from autotune.report.bench import bench
 
+    def tell(row: Row) -> None:
+        if row.gflops is not None:
+            ratio = row.versus("cublas")
+            against = "" if ratio is None else f", {ratio:.3f} x cuBLAS"
+            line.better(row.gflops, f"{row.gflops / 1000:.2f} TFLOP/s{against}, {_name(row)}")
+        line.say(told(row))
+
     try:
-        report = bench(
-            shapes,
-            ordinal=ordinal,
-            cold=cold,
-            method="back-to-back" if back_to_back else "graph",
-            seed=seed,
-            root=store.root,
-            predicted=unseen or (number is not None and not quick),
-            quick=quick,
-            resume=resume,
-            tell=lambda row: click.echo(told(row), err=True),
-            say=lambda line: click.echo(line, err=True),
-        )
+        with meter() as line:
+            report = bench(
+                shapes,
+                ordinal=ordinal,
+                cold=cold,
+                method="back-to-back" if back_to_back else "graph",
+                seed=seed,
+                root=store.root,
+                predicted=unseen or (number is not None and not quick),
+                quick=quick,
+                resume=resume,
+                tell=tell,
+                say=line.say,
+                meter=line,
+            )
     except KeyboardInterrupt:
         if len(shapes) > 1:
             say("what was timed so far is kept: the same command goes on from there")

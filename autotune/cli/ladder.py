@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from autotune.cli.options import (
     target_options,
 )
 from autotune.cli.tables import Table, paragraph
+from autotune.cli.watchers import meter
 from autotune.errors import DeviceError
 from autotune.paths import write_file
 from autotune.values.problem import Problem
@@ -49,14 +49,14 @@ def command(
     """
     from autotune.report.ladder import climb, describe
 
-    tell = partial(click.echo, err=True)
     device, note = device_of(ordinal, target)
     if why := device.shortage(problem):
         raise DeviceError(why)
-    if target is None and not note:
-        ladder = climb(problem, ordinal=ordinal or 0, root=store.root, tell=tell)
-    else:
-        ladder = describe(problem, device, root=store.root, tell=tell)
+    with meter() as line:
+        if target is None and not note:
+            ladder = climb(problem, ordinal=ordinal or 0, root=store.root, tell=line.say, meter=line)
+        else:
+            ladder = describe(problem, device, root=store.root, tell=line.say, meter=line)
     if svg is not None:
         from autotune.report.roofline import draw_accounts
 

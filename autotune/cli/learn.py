@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.cli.options import cache_option, json_option, target_options
-from autotune.cli.watchers import watcher
+from autotune.cli.watchers import meter, watcher
 from autotune.errors import UsageError
 from autotune.values.device import chosen_gpus, current_device, gpu_count, named_device
 from autotune.values.suite import MOST_RANDOM, random_shapes
@@ -77,9 +77,10 @@ def command(
         from autotune.tuning.campaign import tune_all
         from autotune.tuning.request import Request
 
-        with watcher() as board:
+        gathering = Budget.parse(budget)
+        with watcher(number, began + gathering.seconds) as board:
             request = Request(
-                budget=Budget.parse(budget),
+                budget=gathering,
                 seed=seed,
                 gpus=tuple(ordinals),
                 root=store.root / LOGS,
@@ -87,8 +88,11 @@ def command(
                 began=began,
             )
             tune_all(random_shapes(number, seed, batches=batches), request, board.tell)
-    found = trials(device, spaces, store)
-    learned = learn(device, spaces, found, store.depot)
+    with meter() as line:
+        line.begin("reading trials")
+        found = trials(device, spaces, store)
+        line.begin("fitting families", len(spaces))
+        learned = learn(device, spaces, found, store.depot, line.step)
     path = store.home(device) / LEARNED
     write_table(path.with_name(TABLE), found, spaces)
     write_learned(path, learned)

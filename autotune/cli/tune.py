@@ -123,9 +123,10 @@ def command(
                 todo = instead.get(option, "leave it out")
                 raise UsageError(f"{option} is for measuring, and nothing is measured {why}: {todo}")
     several = len(shapes) > 1 or suite is not None
-    board = watcher()
+    budget_ = Budget.parse(_usual_budget(suite, absent) if budget is None else budget)
+    board = watcher(len({shape.problem for shape in shapes}), began + budget_.seconds)
     request = Request(
-        budget=Budget.parse(_usual_budget(suite, absent) if budget is None else budget),
+        budget=budget_,
         space=space,
         seed=seed,
         strategy=strategy_,

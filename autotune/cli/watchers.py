@@ -1,26 +1,42 @@
-"""The progress of a search on stderr: a live table on a terminal, else short lines."""
+"""The progress of long work on stderr: on a terminal a live table or line, else short lines one at a time."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.streams import say
 from autotune.outside import printable
+from autotune.tuning.meter import Meter, span
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.text import Text
+
     from autotune.tuning.campaign import Tuned
     from autotune.tuning.progress import Progress
 
 LOG_EVERY_S = 10.0
 
 
-def watcher() -> Board | Log:
-    """Return the live table on a terminal, else what writes lines."""
-    return Board() if sys.stderr.isatty() else Log()
+def watcher(shapes: int = 1, ends: float = math.inf) -> Board | Log:
+    """Return the live table on a terminal, else what writes lines.
+
+    Args:
+        shapes: To be searched, one after the other.
+        ends: When the budget of all of them ends (`time.monotonic`).
+    """
+    return Board(shapes, ends) if sys.stderr.isatty() else Log()
+
+
+def meter() -> Line:
+    """Return what shows counted work: a live line on a terminal, else a line now and then."""
+    return Line(sys.stderr.isatty())
 
 
 def counts(outcomes: Mapping[str, int]) -> str:
@@ -46,6 +62,65 @@ def _told(tuned: Tuned) -> str:
     compared = "" if record.vs_cublas is None else f", {record.vs_cublas:.3f} x cuBLAS"
     state = "nothing improves any more" if tuned.settled else "may improve"
     return f"{tuned.shape.id}: {record.timing.median_ms:.5g} ms{compared}, {record.search.seen} seen, {state}"
+
+
+def _left(progress: Progress) -> str:
+    """Return how long a search may still take, in words; "" where nobody knows."""
+    budget = progress.budget
+    left = budget.seconds - progress.seconds
+    if budget.evaluations is not None:
+        left = (budget.evaluations - progress.seen) / progress.rate if progress.rate else math.inf
+    return f", {span(left)} left" if 0 < left < math.inf else ""
+
+
+class Line(Meter):
+    """One line below all that is said, redrawn on a terminal; elsewhere a line each `LOG_EVERY_S` at most."""
+
+    def __init__(self, live: bool) -> None:
+        super().__init__()
+        self._last = time.monotonic()
+        self._live: Live | None = _live(self._drawn) if live else None
+
+    def __enter__(self) -> Line:
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        if self._live is not None:
+            with suppress(OSError):  # the terminal is gone
+                self._live.__exit__(*details)
+
+    def say(self, line: str) -> None:
+        """Write a line that stays."""
+        self._last = time.monotonic()
+        if self._live is None:
+            say(line)
+        else:
+            with suppress(OSError):
+                self._live.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+    def step(self) -> None:
+        """Count a step, and give a sign of life if nothing was written for a while."""
+        super().step()
+        if self._live is None and time.monotonic() - self._last >= LOG_EVERY_S:
+            self.say(self.text())
+
+    def _drawn(self) -> Text:
+        from rich.text import Text
+
+        return Text(printable(self.text()) if self.stage else "", no_wrap=True, overflow="ellipsis")
+
+
+def _live(drawn: Callable[[], RenderableType] | None = None) -> Live:
+    """Return what draws on the terminal of stderr, and leaves nothing of it there."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from autotune.cli.streams import raw_stderr
+
+    console = Console(file=raw_stderr())
+    return Live(console=console, get_renderable=drawn, refresh_per_second=8, transient=True)
 
 
 class Log:
@@ -94,13 +169,10 @@ class Log:
 class Board:
     """A live table on a terminal."""
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        from autotune.cli.streams import raw_stderr
-
-        self._live = Live(console=Console(file=raw_stderr()), refresh_per_second=8, transient=True)
+    def __init__(self, shapes: int, ends: float) -> None:
+        self._live = _live()
+        self._shapes, self._ends = shapes, ends
+        self._told: set[str] = set()
         self._stage = ""
         self._updated = 0.0
         self._notes: list[str] = []
@@ -117,6 +189,7 @@ class Board:
 
     def tell(self, tuned: Tuned) -> None:
         """Write the outcome of a shape of a suite, above the table."""
+        self._told.add(tuned.shape.id)
         with suppress(OSError):
             self._live.console.print(printable(_told(tuned)), markup=False, highlight=False)
 
@@ -132,11 +205,15 @@ class Board:
         table = Table.grid(padding=(0, 2))
         where = "" if progress.device is None else f", {printable(progress.device.name)}"
         table.add_row("[bold]problem", f"{progress.problem}{where}")
-        table.add_row("[bold]stage", f"{progress.stage}, {progress.seconds:.0f} s of {progress.budget}")
+        spent = f"{progress.seconds:.0f} s of {progress.budget}{_left(progress)}"
+        table.add_row("[bold]stage", f"{progress.stage}, {spent}")
         outcomes = counts(progress.outcomes)
         rate = f"{progress.rate:.1f} per second" + (
             f", {progress.resumed} before" if progress.resumed else ""
         )
         table.add_row("[bold]seen", f"{outcomes or '-'} of {progress.legal} legal ({rate})")
         table.add_row("[bold]best", _best(progress))
+        if self._shapes > 1:
+            left = "" if self._ends == math.inf else f", {span(max(0.0, self._ends - now))} left for all"
+            table.add_row("[bold]shapes", f"{len(self._told)} of {self._shapes} done{left}")
         self._live.update(table)

@@ -26,6 +26,7 @@ from autotune.model.account import roofline_ms
 from autotune.records import Filed, Store
 from autotune.report.rows import Circumstances, Failure, Row, Rows, Winner
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
+from autotune.tuning.meter import Meter
 from autotune.tuning.quick import KeptWorkshop
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
@@ -253,6 +254,7 @@ def bench(
     resume: bool = True,
     tell: Callable[[Row], None] = lambda row: None,
     say: Callable[[str], None] = lambda line: None,
+    meter: Meter | None = None,
     service: str = "autotune.measure.service:serve",
 ) -> Report:
     """Time the stored winner of every shape against cuBLAS and the fastest algorithm of cuBLASLt, in FP32.
@@ -276,6 +278,7 @@ def bench(
         resume: Go on where a run of the same shapes was stopped, if nothing has changed that times depend on.
         tell: Told of every shape when it is done.
         say: Told in a line whether this run goes on from another.
+        meter: Counts the shapes.
         service: What the child runs.
 
     Raises:
@@ -303,8 +306,12 @@ def bench(
             opened.callback(shop.close)
         rows = dict(kept.done)
         left = [shape for shape in shapes if shape.id not in rows]
+        timing = meter or Meter()
+        preparing = Meter() if quick else timing
+        timing.begin("tuning and timing", len(left))
         for batch in [[shape] for shape in left] if quick else [left]:  # tuned right before it is timed
             choices, winners, seconds = [], [], []
+            preparing.begin("choosing kernels", len(batch))
             for shape in batch:
                 began = time.perf_counter()
                 tuned = quick and _tuned(shape, store, shop)
@@ -313,7 +320,10 @@ def bench(
                 serving = choices[-1].exact() if exact else choices[-1].substitutes()
                 winners.append(next(serving, None))
                 seconds.append(time.perf_counter() - began)
-            binaries = _compiled(winners, facts.device.arch, store.depot)
+                preparing.step()
+            preparing.begin("compiling", len(batch))
+            binaries = _compiled(winners, facts.device.arch, store.depot, preparing)
+            preparing.begin("timing", len(batch))
             for index, (shape, winner) in enumerate(zip(batch, winners, strict=True)):
                 if winner is None:
                     row = Row(shape, missing=choices[index].missing())
@@ -322,6 +332,7 @@ def bench(
                     row = _row(shape, winner, binaries[index], gpu, seed, cold, method, libraries)
                 row = rows[shape.id] = replace(row, choosing_s=seconds[index])
                 kept.add(row)
+                timing.step()
                 tell(row)
     found = tuple(rows[shape.id] for shape in shapes)
     resumed = len(kept.done)
@@ -355,7 +366,7 @@ def _tuned(shape: Shape, store: Store, shop: KeptWorkshop) -> bool:
 
 
 def _compiled(
-    winners: Sequence[Choice | None], arch: str, depot: Depot
+    winners: Sequence[Choice | None], arch: str, depot: Depot, meter: Meter
 ) -> dict[int, Binary | Rejected | MachineFault]:
     """Find the machine code that serves each problem, or compile it in children.
 
@@ -366,6 +377,7 @@ def _compiled(
     with CompilePool(default_workers(), COMPILE_TIMEOUT_S) as pool:
         for index, winner in enumerate(winners):
             if winner is None:
+                meter.step()
                 continue
             source = winner.source
             measured_with = [winner.record.toolchain.nvrtc] if winner.record is not None else []
@@ -373,6 +385,7 @@ def _compiled(
                 kept = cubins.load(source.text, source.entry, arch, nvrtc=nvrtc, depot=depot)
                 if kept is not None:
                     binaries[index] = kept
+                    meter.step()
                     break
             else:
                 pool.submit((index, source.text), source.text, source.entry, arch)
@@ -380,6 +393,7 @@ def _compiled(
             for key, binary in pool.collect(1.0):
                 index, text = key
                 binaries[index] = binary
+                meter.step()
                 if isinstance(binary, Binary):
                     cubins.put(text, binary, arch, depot=depot)
     return binaries

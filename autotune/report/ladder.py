@@ -20,6 +20,7 @@ from autotune.report.explain import Account, explain
 from autotune.report.steps import Step, fitted_step, steps
 from autotune.simulator import SimulationFault, UnsupportedPTX
 from autotune.tuning.limits import trial_limit
+from autotune.tuning.meter import Meter
 from autotune.values.device import Device
 from autotune.values.measurement import MeasuredTrial, Timing
 from autotune.values.problem import Problem
@@ -149,7 +150,12 @@ class Ladder:
 
 
 def describe(
-    problem: Problem, device: Device, *, root: Path | str | None = None, tell: Teller = lambda line: None
+    problem: Problem,
+    device: Device,
+    *,
+    root: Path | str | None = None,
+    tell: Teller = lambda line: None,
+    meter: Meter | None = None,
 ) -> Ladder:
     """Compile every step for a device that need not be present, and count what it does; nothing is timed.
 
@@ -158,20 +164,30 @@ def describe(
         device: For which GPU.
         root: Folder of records; `autotune.paths.cache_dir` when not given.
         tell: Called with a line of progress.
+        meter: Counts the steps.
 
     Raises:
         DeviceError: The device's clock or bandwidth is unknown.
         ToolchainError: NVRTC is missing or does not know the device.
     """
-    chosen, store = steps(problem.math), Store(root)
+    chosen, store, meter = steps(problem.math), Store(root), meter or Meter()
     tell(f"compiling {len(chosen)} steps for {device.name} and counting what they do")
     with ThreadPoolExecutor(default_workers()) as pool:  # compilers and disassemblers run beside each other
-        rungs = tuple(pool.map(lambda step: _rung(step, problem, device, store), chosen))
-    return Ladder(problem, device, rungs)
+        meter.begin("compiling and counting", len(chosen))
+        rungs = []
+        for rung in pool.map(lambda step: _rung(step, problem, device, store), chosen):
+            rungs.append(rung)
+            meter.step()
+    return Ladder(problem, device, tuple(rungs))
 
 
 def climb(
-    problem: Problem, *, ordinal: int = 0, root: Path | str | None = None, tell: Teller = lambda line: None
+    problem: Problem,
+    *,
+    ordinal: int = 0,
+    root: Path | str | None = None,
+    tell: Teller = lambda line: None,
+    meter: Meter | None = None,
 ) -> Ladder:
     """Verify every step on a GPU, then time those that are right in turns with cuBLAS, in one run.
 
@@ -182,6 +198,7 @@ def climb(
         ordinal: CUDA ordinal of the GPU.
         root: Folder of records.
         tell: Told of every step.
+        meter: Counts the steps.
 
     Raises:
         DeviceError: No usable GPU, or too little memory for the operands.
@@ -189,22 +206,25 @@ def climb(
     """
     with GpuWorker(ordinal, problem) as gpu:
         device = gpu.ready().device
-        counted = describe(problem, device, root=root, tell=tell)
-        return measure(counted, gpu, tell)
+        counted = describe(problem, device, root=root, tell=tell, meter=meter)
+        return measure(counted, gpu, tell, meter)
 
 
-def measure(counted: Ladder, gpu: GpuWorker, tell: Teller = lambda line: None) -> Ladder:
+def measure(
+    counted: Ladder, gpu: GpuWorker, tell: Teller = lambda line: None, meter: Meter | None = None
+) -> Ladder:
     """Time the steps of a ladder: verify and time each by itself, then the fast ones in turns with cuBLAS.
 
     Args:
         counted: The ladder as `describe` returned it.
         gpu: The worker that runs the kernels.
         tell: Told of every step.
+        meter: Counts the steps.
 
     Raises:
         MachineError: The worker was killed, or others took the GPU's memory, twice with one step.
     """
-    limit = trial_limit(counted.problem)
+    limit, meter = trial_limit(counted.problem), meter or Meter()
     by_name = {rung.step.name: rung for rung in counted.rungs}
     runnable = {
         name: rung.account
@@ -214,6 +234,7 @@ def measure(counted: Ladder, gpu: GpuWorker, tell: Teller = lambda line: None) -
     for name, found in runnable.items():
         gpu.submit(name, found.binary, found.source.launch, None, limit)
     medians: dict[str, float] = {}
+    meter.begin("verifying and timing each alone", len(runnable))
     while gpu.pending:
         for name, outcome in gpu.collect(1.0):
             if isinstance(outcome, MachineFault):
@@ -222,13 +243,17 @@ def measure(counted: Ladder, gpu: GpuWorker, tell: Teller = lambda line: None) -
                 )
             by_name[name] = _with_outcome(by_name[name], outcome, alone=True)
             if isinstance(outcome, MeasuredTrial):
-                medians[name] = outcome.timing.median_ms
-                tell(f"{name}: right, {outcome.timing.median_ms:.4g} ms")
+                ms = medians[name] = outcome.timing.median_ms
+                rate = counted.problem.flops / ms / 1e9
+                meter.better(rate, f"{rate:.2f} TFLOP/s, {name}")
+                tell(f"{name}: right, {ms:.4g} ms")
             else:
                 tell(f"{name}: {outcome.kind}, {outcome.why}")
+            meter.step()
 
     turns = _taking_turns(medians)
     tell("checking every element, and timing in turns with cuBLAS")
+    meter.begin("timing in turns with cuBLAS")
     finals = gpu.finals(
         [(name, runnable[name].binary, runnable[name].source.launch) for name in turns],
         FINALS_TIMEOUT_S + limit,

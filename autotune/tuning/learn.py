@@ -10,7 +10,7 @@ import csv
 import gzip
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,11 @@ class Measured:
 
 
 def learn(
-    device: Device, spaces: Sequence[Space], found: Mapping[str, Sequence[Measured]], depot: Depot
+    device: Device,
+    spaces: Sequence[Space],
+    found: Mapping[str, Sequence[Measured]],
+    depot: Depot,
+    step: Callable[[], None] = lambda: None,
 ) -> Learned:
     """Fit what can be learned of a GPU from trials of it.
 
@@ -89,6 +93,7 @@ def learn(
         spaces: The families.
         found: Their trials, from `trials`.
         depot: Where rendered sources are kept.
+        step: Called when a family is done.
 
     Raises:
         RecordError: There are too few trials.
@@ -102,6 +107,7 @@ def learn(
         measured = found.get(space.family, [])
         if len(measured) >= FEWEST:
             families[space.family] = _learned(space, device, measured, best, depot)
+        step()
     if not families:
         most = max(map(len, found.values()), default=0)
         raise RecordError(
