@@ -176,6 +176,19 @@ def test_a_broken_file_is_one_line_and_serves_all_the_same(tmp_path, content):
     assert "\n" not in found.note
 
 
+def test_a_feature_that_no_model_has_is_one_line_and_the_plain_estimate(tmp_path):
+    learned = read_learned(SHIPPED)
+    strange = Correction([["of another version", 1.0, 0.0, 0.5]])
+    families_ = {"sgemm": dataclasses.replace(learned.families["sgemm"], correction=strange)}
+    write_learned(tmp_path / H200.slug / LEARNED, dataclasses.replace(learned, families=families_))
+    found = served(tmp_path)
+    assert found.note == (
+        "what was learned of sgemm asks for an unknown 'of another version': kernels without a record are "
+        "chosen by the static estimate alone; run 'autotune learn' again"
+    )
+    assert all(point.ms == point.estimate_ms for point, _ in found.points)
+
+
 # --- the file and the table ---
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import ConfigError, DeviceError, SpaceError
+from autotune.errors import ConfigError, DeviceError, RecordError, SpaceError
 from autotune.families.estimate import estimate_parts
 from autotune.model.correction import Correction
 from autotune.space.space import Config, Space
@@ -64,6 +64,9 @@ def predicted(
 
     Returns:
         Nothing where there is no model of the family, or no legal point.
+
+    Raises:
+        RecordError: The correction looks at something that is no feature.
     """
     try:
         legal = space.enumerate(problem, device, tiles=tiles)
@@ -77,6 +80,8 @@ def predicted(
     times = estimates[first]
     if correction is not None:
         known = features(space, columns, parts, problem, device, first)
+        if missing := set(correction.features) - known.keys():
+            raise RecordError(f"what was learned of {space.family} asks for an unknown {min(missing)!r:.60}")
         times = times * correction.factors(known, len(first))
     order = np.argsort(times, kind="stable")[:most]
     return [

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ MOST = 16  # points that are kept of a problem
 NEAR = 4  # stored winners whose tiles are looked at
 _OTHER_LAYOUT = 1.0  # as far as one extent larger by e
 _OTHER_BETA = 0.25
+_PLAIN = "kernels without a record are chosen by the static estimate alone"
 _PREDICTING = (
     *("families", "model", "space", "search/prediction.py", "tuning/prediction.py"),
     *("code/render.py", "code/templates.py", "code/sandbox.py", "values"),
@@ -182,7 +183,11 @@ def _predicted(
         correction: Correction | None = None
         if family is not None and not note:
             correction, note = _correction(family, space, device, store)
-        found = predicted(space, problem, device, correction=correction, tiles=tiles, most=MOST)
+        ask = partial(predicted, space, problem, device, tiles=tiles, most=MOST)
+        try:
+            found = ask(correction=correction)
+        except RecordError as error:
+            found, note = ask(), f"{error}: {_PLAIN}; run 'autotune learn' again"
         points += [(each, own.get(each.config)) for each in found]
     points.sort(key=lambda entry: entry[0].ms)
     kept = [
@@ -194,17 +199,14 @@ def _predicted(
 
 def _learned(path: Path | None, device: Device) -> tuple[Learned | None, str]:
     """Read what was learned of this GPU, or of another, whose tiles are worth a look; and what to note."""
-    unknown = (
-        f"nothing was learned of {device.name}: kernels without a record are chosen by the static estimate "
-        "alone; run 'autotune learn' on it"
-    )
+    unknown = f"nothing was learned of {device.name}: {_PLAIN}; run 'autotune learn' on it"
     if path is None:
         return None, unknown
     try:
         learned = read_learned(path)
     except RecordError as error:
         remedy = "" if isinstance(error, NewerSchemaError) else "; move that file away"
-        return None, f"{error}: kernels without a record are chosen by the static estimate alone{remedy}"
+        return None, f"{error}: {_PLAIN}{remedy}"
     if (learned.device.slug, learned.device.sm_count) != (device.slug, device.sm_count):
         return learned, unknown
     return learned, ""
