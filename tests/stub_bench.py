@@ -11,7 +11,7 @@ from autotune.errors import DeviceError, Rejected
 from autotune.measure.comparison import Baseline, BenchFacts, Compared
 from autotune.measure.service import attend, received
 from autotune.values.device import named_device
-from autotune.values.measurement import GpuFacts, MeasuredTrial, Timing, Verdict
+from autotune.values.measurement import GpuFacts, MeasuredTrial, Sustained, Timing, Verdict
 
 HANG, CRASH, FAULT, WRONG, MEMORY, CUBLAS_CRASHES, LT_HANGS, SETUP_DIES = range(2, 10)
 
@@ -66,16 +66,21 @@ def answer(comparison, announce):
     if act == FAULT:
         return "fault", Rejected("crash", "cudaErrorIllegalAddress")
     libraries = {}
+    times = {"cublas": 2.0, "cublaslt": 1.5, "cublas_tf32": 0.5}
     for name in comparison.libraries:
         announce(name)
         if (act, name) == (CUBLAS_CRASHES, "cublas"):
             os._exit(3)
         if (act, name) == (LT_HANGS, "cublaslt"):
             time.sleep(60)
-        times = {"cublas": 2.0, "cublaslt": 1.5, "cublas_tf32": 0.5}
         libraries[name] = Baseline(timing(times[name]), f"{name}_kernel", 1 if name == "cublas" else 7)
+    sustained = {}
+    if comparison.sustained_s:
+        for name, ms in {"kernel": 1.25, **{name: times[name] for name in libraries}}.items():
+            announce(name)
+            sustained[name] = Sustained(ms, 9, comparison.sustained_s, 690.5, 1650.0, ("power cap",))
     wrong = Rejected("correctness", "C[0, 0] is nan")
-    return "answer", Compared(wrong if act == WRONG else measured(1.0), libraries)
+    return "answer", Compared(wrong if act == WRONG else measured(1.0), libraries, sustained)
 
 
 def no_gpu(connection, ordinal, problem, seed, cold):

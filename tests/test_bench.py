@@ -736,3 +736,52 @@ def test_a_prediction_does_not_look_at_hidden_records(root, monkeypatch):
     bench([near, Shape.of(SMALL)], root=root, predicted=True, service=STUB)
     assert looked
     assert SMALL not in {file.problem for file in looked}
+
+
+# -- for seconds ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_sustained_stands_beside_the_short_timing(root, monkeypatch, tmp_path):
+    file = tmp_path / "table.md"
+    sizes = ["--m", 64, "--n", 64, "--k", 64, "--cache", root, "--sustained"]
+    done = run_command(*sizes, "3s", "--markdown", file, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.output
+    flops = 2 * 64**3
+    rates = [f"{flops / 1e9:.2f}", f"{flops / 1.25e9:.2f}", "690", "1650", f"{flops / 1.25e6 / 690.5:.1f}"]
+    assert f"; sustained {rates[1]} TFLOP/s at 690 W" in done.stderr
+    assert "run back to back for 3 s each, second half" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.endswith("power cap")]
+    assert [row[6] for row in rows] == ["ours", "cuBLAS", "best"]
+    assert rows[0][7:] == [*rates, "power", "cap"]
+    assert f"| 64 x 64 x 64 nn | ours | {' | '.join(rates)} | power cap |" in file.read_text()
+    done = run_command(*sizes, "2s", "--json", monkeypatch=monkeypatch)
+    (shape,) = json.loads(done.stdout)["shapes"]
+    assert list(shape["sustained"]) == ["kernel", "cublas", "cublaslt"]
+    kernel = shape["sustained"]["kernel"]
+    assert kernel["gflops_per_watt"] == pytest.approx(flops / 1.25e6 / 690.5, rel=1e-5)
+    assert kernel["joules_per_launch"] == pytest.approx(690.5 * 1.25e-3, rel=1e-5)
+    assert (kernel["seconds"], kernel["sm_mhz"], kernel["throttle"]) == (2.0, 1650.0, ["power cap"])
+
+
+def test_nothing_is_sustained_unless_asked(root):
+    report = bench([Shape.of(Problem(64, 64, 64))], root=root, service=STUB, seed=1)
+    assert "sustained" not in report.plain()["shapes"][0]
+    assert "back to back for" not in command.table(report)
+
+
+@pytest.mark.parametrize("words", ["3", "0.1s", "11m", "fast"])
+def test_a_time_to_sustain_is_refused(root, monkeypatch, words):
+    sizes = ["--m", 64, "--n", 64, "--k", 64, "--cache", root]
+    done = run_command(*sizes, "--sustained", words, monkeypatch=monkeypatch)
+    assert isinstance(done.exception, UsageError)
+    assert "--sustained" in str(done.exception)
+    assert "such as 3s" in str(done.exception)
+
+
+def test_a_run_that_goes_on_knows_what_was_sustained(folder):
+    stopped(folder, sustained_s=1.0)
+    told, _, report = again(folder, sustained_s=1.0)
+    assert told == SIX[2:]
+    assert report.rows[0].sustained == report.rows[-1].sustained != {}
+    stopped(folder)
+    assert again(folder, sustained_s=2.0)[0] == SIX, "another run"

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import time
+from itertools import pairwise
 from types import SimpleNamespace as Facts
 
 import pytest
 
-from autotune.measure.clocks import ClockMonitor, _handle, device_uuid, throttle_names
+from autotune.measure.clocks import ClockMonitor, Reading, _handle, device_uuid, power_of, throttle_names
 
 
 def test_normal_states_are_no_throttling():
@@ -35,7 +37,8 @@ class Nvml:
         pass
 
     def __init__(self, **state):
-        self.state = {"mhz": 1980, "reasons": 0, "thermal": 0, "watts": 700, "pids": [], "busy": [], **state}
+        facts = {"mhz": 1980, "reasons": 0, "thermal": 0, "watts": 700, "joules": 5, "pids": [], "busy": []}
+        self.state = facts | state
 
     def _known(self, name):
         if self.state[name] is None:
@@ -53,6 +56,9 @@ class Nvml:
 
     def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
         return 1000 * self._known("watts")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        return 1000 * self._known("joules")
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
         return [Facts(pid=pid) for pid in self._known("pids")]
@@ -143,3 +149,38 @@ def test_in_a_container_this_process_is_the_one_that_came():
 )
 def test_a_gpu_is_found_by_uuid_and_else_by_address(uuids, handle):
     assert _handle(Nvml(uuids=uuids), "0000:04:00.0", "GPU-12") == handle
+
+
+# -- while something runs ------------------------------------------------------------------------------------
+
+
+def readings(monitor, count):
+    """Wait until there are so many more readings."""
+    end = time.monotonic() + 60
+    with monitor.watch() as found:
+        while len(found) < count:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    return found
+
+
+def test_readings_are_taken_while_something_runs(monkeypatch):
+    monkeypatch.setattr("autotune.measure.clocks.WATCH_EVERY_S", 0.001)
+    found = readings(ClockMonitor(Nvml(mhz=1755, reasons=0x4, joules=12), "gpu"), 3)
+    assert {each.sm_mhz for each in found} == {1755}
+    assert {(each.watts, each.joules) for each in found} == {(700.0, 12.0)}
+    assert all(one.at <= other.at for one, other in pairwise(found))
+    silent = readings(ClockMonitor(Nvml(watts=None, joules=None), "gpu"), 2)
+    assert {(each.watts, each.joules) for each in silent} == {(None, None)}
+
+
+def test_the_energy_counter_tells_the_power_where_there_is_one():
+    counted = [
+        Reading(10 + step, 1700 + step, 0x4 * (step > 0), 100.0, 50 + 600.0 * step) for step in range(3)
+    ]
+    assert power_of(counted) == (600.0, 1701.0, ("power cap",))
+    read = [Reading(10 + step, 1700, 0, 500.0 + 100 * step, None) for step in range(3)]
+    assert power_of(read) == (600.0, 1700.0, ())
+    assert power_of([Reading(1, 1700, 0, None, None)]) == (None, 1700.0, ())
+    assert power_of([counted[0]]) == (100.0, 1700.0, ()), "a counter tells nothing at one moment"
+    assert power_of([]) == (None, None, ())

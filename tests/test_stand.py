@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from types import SimpleNamespace
 
 import numpy as np
@@ -325,3 +326,24 @@ def test_an_error_of_the_machine_is_no_fault_of_the_candidate(standing, named, s
     assert not usable
     said, fault = standing.answer("finals", [named("good", "broken"), True], [].append)
     assert (said, type(fault)) == ("fault", MachineFault)
+
+
+# -- for seconds ---------------------------------------------------------------------------------------------
+
+
+def test_those_that_are_right_run_for_seconds_one_after_the_other(bench):
+    def mistake(out):
+        out[:] = np.nan
+
+    _, compared, steps = run(bench, sustained_s=0.05)
+    assert {name: each.mean_ms for name, each in compared.sustained.items()} == pytest.approx(
+        {"kernel": 1.0, "cublas": 2.0, "cublaslt": 0.8}
+    )
+    assert {(each.seconds, each.watts) for each in compared.sustained.values()} == {(0.05, None)}
+    turns = [name for name, _ in groupby(steps)]
+    assert turns[-5:] == ["kernel", "cublas", "cublaslt", *LIBRARIES], "at last the kernels' names are asked"
+    assert run(bench)[1].sustained == {}
+    bench.library.mistake = mistake
+    assert set(run(bench, sustained_s=0.05)[1].sustained) == {"kernel", "cublaslt"}
+    bench.kernel.mistake = mistake
+    assert run(bench, sustained_s=0.05)[1].sustained == {}

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
+from autotune.measure.clocks import Reading
 from autotune.measure.timing import (
     FINAL_LEAST_ROUNDS,
     FINAL_ROUNDS,
     GRAPH_LAUNCHES,
+    MAX_LAUNCHES,
     SEARCH_SAMPLES,
+    sustain,
     time_candidate,
     time_finalists,
 )
@@ -222,3 +227,69 @@ def timing(low, median, high):
 )
 def test_ties(other, expected):
     assert other.ties(timing(0.995, 1.0, 1.005)) is expected
+
+
+# -- for seconds ---------------------------------------------------------------------------------------------
+
+
+class Heating:
+    """Runnables of one GPU that slow down when each has run for a while, and what reads its power."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.readings = []
+
+    @contextmanager
+    def watch(self):
+        self.readings = []
+        yield self.readings
+
+    def runnable(self, ms, watts):
+        return Hot(self, ms, watts)
+
+
+class Hot:
+    def __init__(self, gpu, ms, watts):
+        self.gpu, self.ms, self.watts, self.ran = gpu, ms, watts, 0.0
+
+    def prepare(self, launches, method):
+        self.launches, self.method, self.ran = launches, method, 0.0
+
+    def sample(self):
+        ms = self.ms * (1.0 if self.ran < 1.0 else 1.25)
+        seconds = self.launches * ms / 1e3
+        self.ran += seconds
+        self.gpu.now += seconds
+        mhz = 1980 if self.ran < 1.0 else 1600
+        self.gpu.readings.append(Reading(self.gpu.now, mhz, 0x4 * (mhz < 1980), self.watts, None))
+        return ms
+
+
+def test_what_is_sustained_is_the_second_half_of_each():
+    gpu, said = Heating(), []
+    one, other = gpu.runnable(2.0, 700.0), gpu.runnable(0.001, 400.0)
+    found = sustain([one, other], [2.0, 0.001], 3.0, "graph", gpu, said.append, lambda: gpu.now)
+    assert (one.launches, one.method, other.launches) == (10, "graph", MAX_LAUNCHES)
+    assert [each.mean_ms for each in found] == pytest.approx([2.5, 0.00125]), "not the cool first half"
+    assert [(each.watts, each.sm_mhz, each.throttle) for each in found] == [
+        (700.0, 1600.0, ("power cap",)),
+        (400.0, 1600.0, ("power cap",)),
+    ]
+    assert said == sorted(said), "one after the other"
+    assert set(said) == {0, 1}
+    assert found[0].launches * 2.5e-3 == pytest.approx(1.5, abs=0.05)
+    assert found[0].joules == pytest.approx(1.75)
+    assert found[0].gflops_per_watt(5_000_000_000) == pytest.approx(2000 / 700)
+
+
+def test_a_kernel_that_takes_longer_than_half_the_time_is_run_until_one_sample_counts():
+    gpu = Heating()
+    (found,) = sustain([gpu.runnable(4000.0, 700.0)], [4000.0], 1.0, "graph", gpu, now=lambda: gpu.now)
+    assert (found.launches, found.mean_ms) == (1, 5000.0)
+
+
+def test_without_nvml_there_is_still_a_speed():
+    gpu = Heating()
+    (found,) = sustain([gpu.runnable(2.0, 700.0)], [2.0], 1.0, "back-to-back", None, now=lambda: gpu.now)
+    assert (found.watts, found.sm_mhz, found.throttle, found.joules) == (None, None, (), None)
+    assert found.gflops_per_watt(1) is None

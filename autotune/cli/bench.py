@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -13,6 +14,8 @@ from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.streams import say
 from autotune.cli.watchers import meter
 from autotune.errors import Rejected, TuningError, UsageError
+from autotune.measure.comparison import KERNEL
+from autotune.outside import printable
 from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
 from autotune.values.suite import MOST_RANDOM, random_shapes
@@ -28,6 +31,8 @@ NAMES: dict[Library, str] = {
     "cublaslt": "best cuBLASLt",
     "cublas_tf32": "cuBLAS TF32",
 }
+HELD = ("shape", "", "short TFLOP/s", "sustained TFLOP/s", "W", "SM MHz", "GFLOP/s per W", "limited by")
+SHORTEST_S, LONGEST_S = 0.2, 600.0  # of --sustained
 _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tensor cores' TF32"}
 
 
@@ -67,6 +72,11 @@ _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tenso
     show_default=True,
     help="Go on where the same command was stopped; or begin anew.",
 )
+@click.option(
+    "--sustained",
+    metavar="TIME",
+    help="Then run each back to back for so long, such as 3s: its speed, watts and clock in the second half.",
+)
 @click.option("--device", "ordinal", type=int, default=0, help="CUDA ordinal of the GPU.")
 @file_option("--markdown", "Write the table into this file.")
 @cache_option
@@ -83,6 +93,7 @@ def command(
     quick: bool,
     seed: int | None,
     resume: bool,
+    sustained: str | None,
     ordinal: int,
     markdown: Path | None,
     store: Store,
@@ -103,6 +114,7 @@ def command(
         raise UsageError("--random serves every shape as if it had no record: leave out --unseen")
     if quick and number is None:
         raise UsageError("--quick tunes random shapes: give --random N too, or run 'autotune tune'")
+    sustained_s = 0.0 if sustained is None else _seconds(sustained)
     shapes = random_shapes(number, seed or 0) if number else shapes_of(problem, suite, only, maths)
     from autotune.report.bench import bench
 
@@ -125,6 +137,7 @@ def command(
                 predicted=unseen or (number is not None and not quick),
                 quick=quick,
                 resume=resume,
+                sustained_s=sustained_s,
                 tell=tell,
                 say=line.say,
                 meter=line,
@@ -147,6 +160,23 @@ def command(
         )
 
 
+def _seconds(text: str) -> float:
+    """Read the time of --sustained.
+
+    Raises:
+        UsageError: It is no time, or out of range.
+    """
+    from autotune.tuning.budget import Budget
+
+    with suppress(UsageError):
+        seconds = Budget.parse(text).seconds  # infinite of a number of candidates
+        if SHORTEST_S <= seconds <= LONGEST_S:
+            return seconds
+    raise UsageError(
+        f"--sustained {printable(text, 40)}: give a time of {SHORTEST_S:g}s to {LONGEST_S:g}s, such as 3s"
+    )
+
+
 def told(row: Row) -> str:
     """Return the outcome of a shape in one line."""
     name = f"{row.shape.id}: " if row.shape.id != str(row.shape.problem) else ""
@@ -163,6 +193,10 @@ def told(row: Row) -> str:
             line += f"; {title} failed, {found.kind}: {found.why}"
         elif found is not None:
             line += f"; {row.versus(library):.3f} x {title}"
+    held = row.sustained.get(KERNEL)
+    if held is not None:
+        power = "" if held.watts is None else f" at {held.watts:.0f} W"
+        line += f"; sustained {held.gflops(row.shape.problem.flops) / 1000:.2f} TFLOP/s{power}"
     return line
 
 
@@ -202,6 +236,9 @@ def table(report: Report) -> str:
         heads = ["all shapes", *spread_columns(report)]
         lines += ["", _line(heads), _line(["---"] * len(heads))]
         lines += [_line([name, *cells]) for name, cells in spread_rows(report)]
+    if held := sustained_rows(report):
+        lines += ["", f"{_held(held)}.", "", _line([*HELD]), _line(["---"] * len(HELD))]
+        lines += [_line(cells) for _, cells in held]
     return "\n".join([*lines, ""])
 
 
@@ -257,6 +294,7 @@ def show(report: Report) -> None:
     if report.timed:
         shapes.echo()
         _worst(report)
+        _hold(report)
         if report.predicted or report.quick:
             _spread(report)
         else:
@@ -267,6 +305,46 @@ def show(report: Report) -> None:
         click.echo("\nnot timed:" if report.timed else "not timed:")
     for row in others:
         click.echo(f"  {told(row)}")
+
+
+def sustained_rows(report: Report) -> list[tuple[float, list[str]]]:
+    """Return for each shape and contestant that ran for seconds: for how many, and the cells under `HELD`."""
+    rows = []
+    for row in report.timed:
+        flops = row.shape.problem.flops
+        for name, held in row.sustained.items():
+            library = cast("Library", name)
+            found = row.measured if name == KERNEL else row.baseline(library)
+            brief = None if found is None else flops / found.timing.median_ms / 1e9
+            cells = [
+                _name(row),
+                "ours" if name == KERNEL else NAMES[library],
+                _number(brief, ".2f"),
+                f"{held.gflops(flops) / 1000:.2f}",
+                _number(held.watts, ".0f"),
+                _number(held.sm_mhz, ".0f"),
+                _number(held.gflops_per_watt(flops), ".1f"),
+                ", ".join(held.throttle) or "-",
+            ]
+            rows.append((held.seconds, cells))
+    return rows
+
+
+def _held(rows: list[tuple[float, list[str]]]) -> str:
+    return f"run back to back for {rows[0][0]:g} s each, second half; GFLOP/s per W is 2mnk / joule in 10^9"
+
+
+def _hold(report: Report) -> None:
+    """Print what held for seconds, beside the short timings."""
+    from autotune.cli.tables import Table
+
+    rows = sustained_rows(report)
+    if rows:
+        table = Table(HELD, drop=("limited by", "SM MHz", "short TFLOP/s"), right=HELD[2:7])
+        for _, cells in rows:
+            table.add_row(*cells)
+        click.echo(f"\n{_held(rows)}:")
+        table.echo()
 
 
 def _worst(report: Report) -> None:

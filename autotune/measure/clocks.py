@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.values.measurement import Clocks
@@ -19,6 +22,7 @@ THROTTLE_REASONS = {
     0x40: "hardware thermal",
     0x80: "power brake",
 }
+WATCH_EVERY_S = 0.05
 _THERMAL_POLICY = 1  # nvmlPerfPolicyType_t
 _THERMAL = "software thermal"
 
@@ -56,6 +60,44 @@ def device_uuid(ordinal: int) -> str | None:
     except (OSError, AttributeError):
         return None
     return f"GPU-{uuid.UUID(bytes=bytes(digits))}"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What NVML says at one moment.
+
+    Attributes:
+        at: When, `time.monotonic`.
+        sm_mhz: SM clock.
+        reasons: Mask of what throttles.
+        watts: Power, averaged by the driver; None where it is not told.
+        joules: Counter of the energy used since the driver was loaded; likewise.
+    """
+
+    at: float
+    sm_mhz: int
+    reasons: int
+    watts: float | None
+    joules: float | None
+
+
+def power_of(readings: Sequence[Reading]) -> tuple[float | None, float | None, tuple[str, ...]]:
+    """Return mean watts, mean SM MHz, and what throttled, over some readings.
+
+    The power is that of the energy counter, between the first reading and the last, where there is one; else
+    the mean of the power that was read.
+    """
+    if not readings:
+        return None, None, ()
+    reasons = 0
+    for each in readings:
+        reasons |= each.reasons
+    first, last = readings[0], readings[-1]
+    watts = [each.watts for each in readings if each.watts is not None]
+    mean = sum(watts) / len(watts) if watts else None
+    if first.joules is not None and last.joules is not None and last.joules > first.joules:
+        mean = (last.joules - first.joules) / (last.at - first.at)
+    return mean, sum(each.sm_mhz for each in readings) / len(readings), throttle_names(reasons)
 
 
 class ClockMonitor:
@@ -127,6 +169,35 @@ class ClockMonitor:
             clocks["other_processes"] = others
         return clocks
 
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[list[Reading]]:
+        """Take readings, every `WATCH_EVERY_S`, by a thread: the GPU need not wait for them."""
+        readings: list[Reading] = []
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(WATCH_EVERY_S):
+                with contextlib.suppress(self._nvml.NVMLError):
+                    mhz, reasons = self._read()
+                    watts, millijoules = self._asked(self._milliwatts), self._asked(self._millijoules)
+                    readings.append(
+                        Reading(
+                            time.monotonic(),
+                            mhz,
+                            reasons,
+                            None if watts is None else watts / 1e3,
+                            None if millijoules is None else millijoules / 1e3,
+                        )
+                    )
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield readings
+        finally:
+            ended.set()
+            thread.join()
+
     def _read(self) -> tuple[int, int]:
         nvml = self._nvml
         mhz = nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)
@@ -142,7 +213,13 @@ class ClockMonitor:
         return int(self._nvml.nvmlDeviceGetViolationStatus(self._handle, _THERMAL_POLICY).violationTime)
 
     def _power(self) -> int:
-        return int(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) // 1000
+        return self._milliwatts() // 1000
+
+    def _milliwatts(self) -> int:
+        return int(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
+
+    def _millijoules(self) -> int:
+        return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
 
     def _processes(self) -> set[int]:
         try:

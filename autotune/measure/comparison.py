@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autotune.errors import Rejected
 from autotune.values.device import Device
-from autotune.values.measurement import Launch, Method, Timing, Trial
+from autotune.values.measurement import Launch, Method, Sustained, Timing, Trial
 from autotune.values.problem import Math, Problem
 
 Library = Literal["cublas", "cublaslt", "cublas_tf32"]
@@ -55,6 +55,7 @@ class Comparison:
         timeout_s: Limit of one step: a check, or a sample of a timing.
         libraries: Those to compare with.
         method: How all are launched.
+        sustained_s: Then run each that is right back to back for so many seconds, one after the other; 0: no.
     """
 
     problem: Problem
@@ -67,6 +68,7 @@ class Comparison:
     timeout_s: float
     libraries: tuple[Library, ...] = LIBRARIES
     method: Method = "graph"
+    sustained_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Compared:
     Attributes:
         kernel: The kernel's timing and verdict, or why it has none.
         libraries: By name; one that is not installed is left out.
+        sustained: Of the kernel, by `KERNEL`, and of the libraries that were right; empty where not asked.
     """
 
     kernel: Trial
     libraries: Mapping[Library, Baseline | Rejected]
+    sustained: Mapping[str, Sustained] = field(default_factory=dict)

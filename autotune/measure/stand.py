@@ -15,13 +15,14 @@ from autotune.measure.cublas import CublasError, kernel_names
 from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost
 from autotune.measure.rotation import Rotation
 from autotune.measure.site import CudaFault, Site
-from autotune.measure.timing import fastest, time_candidate, time_finalists, timed_beta
+from autotune.measure.timing import fastest, sustain, time_candidate, time_finalists, timed_beta
 from autotune.values.measurement import (
     L2,
     Finals,
     Launch,
     MeasuredTrial,
     Method,
+    Sustained,
     Timing,
     Trial,
     Tried,
@@ -154,6 +155,7 @@ class Stand:
         if "cublas_tf32" in asked and (tf32 := self._site.cublas_tf32) is not None:
             entrants["cublas_tf32"], counts["cublas_tf32"] = tf32.multiplication(problem), 1
         verdicts, timings = self._contest(entrants, announce, comparison.method)
+        sustained = self._sustained(entrants, timings, comparison, announce)
         libraries: dict[Library, Baseline | Rejected] = {}
         for name in asked:
             if name in timings:
@@ -164,7 +166,28 @@ class Stand:
                 libraries[name] = _rejected(verdicts[name])
             elif name in counts:
                 libraries[name] = Rejected("crash", f"none of {counts[name]} algorithms can run")
-        return Compared(_trial(verdicts[KERNEL], timings.get(KERNEL)), libraries)
+        return Compared(_trial(verdicts[KERNEL], timings.get(KERNEL)), libraries, sustained)
+
+    def _sustained(
+        self,
+        entrants: Mapping[str, Multiply],
+        timings: Mapping[str, Timing],
+        comparison: Comparison,
+        announce: Announce,
+    ) -> dict[str, Sustained]:
+        """Run those that were timed for as long as is asked, one after the other."""
+        if not comparison.sustained_s or KERNEL not in timings:
+            return {}
+        names = list(timings)
+        found = sustain(
+            [self._timer(entrants[name]) for name in names],
+            [timings[name].median_ms for name in names],
+            comparison.sustained_s,
+            comparison.method,
+            self._site.clocks,
+            lambda turn: announce(names[turn]),
+        )
+        return dict(zip(names, found, strict=True))
 
     def _contest(
         self, entrants: Mapping[W, Multiply], announce: Announce, method: Method | None

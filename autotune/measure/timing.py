@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from autotune.values.measurement import L2, Clocks, Method, Timing
+from autotune.measure.clocks import Reading, power_of
+from autotune.values.measurement import L2, Clocks, Method, Sustained, Timing
 
 GRAPH_BELOW_MS = 0.03  # a lone launch reads up to 10 us too much, so this holds for every kernel below 20 us
 REPEAT_BELOW_MS = 0.2  # a short first launch may read several times too much: its process has just started
@@ -30,6 +32,7 @@ FINAL_SAMPLE_LIMIT_MS = 20.0
 FINAL_ROUNDS = 25
 FINAL_LEAST_ROUNDS = 9
 FINAL_SECONDS = 1.5
+SUSTAINED_SAMPLE_MS = 20.0
 NOISY_SPREAD = 0.05
 NEAR = 1.05  # of several ways to do the same, those this close to the fastest are timed again
 POWER_CAP = "power cap"
@@ -55,6 +58,13 @@ class ClockSource(Protocol):
 
     def stop(self) -> Clocks:
         """Read again; return what was seen between."""
+
+
+class PowerSource(Protocol):
+    """What reads power and clocks while a block runs."""
+
+    def watch(self) -> AbstractContextManager[Sequence[Reading]]:
+        """Return what fills with readings until it is left."""
 
 
 def time_candidate(runnable: Runnable, best_ms: float | None, l2: L2) -> Timing:
@@ -141,6 +151,52 @@ def time_finalists(
             timings, rounds(), key=lambda each: (sum(t.noisy for t in each), sum(map(_spread, each)))
         )
     return timings
+
+
+def sustain(
+    runnables: Sequence[Runnable],
+    medians_ms: Sequence[float],
+    seconds: float,
+    method: Method,
+    power: PowerSource | None = None,
+    announce: Callable[[int], None] = lambda index: None,
+    now: Callable[[], float] = time.monotonic,
+) -> list[Sustained]:
+    """Run each back to back for some seconds, one after the other; what counts is the second half of each.
+
+    Samples of some `SUSTAINED_SAMPLE_MS` follow each other with the few microseconds between that the host
+    needs.
+
+    Args:
+        runnables: Each must have been timed.
+        medians_ms: Of these timings, per launch.
+        seconds: For each.
+        method: How launches are issued.
+        power: Read meanwhile.
+        announce: Told the index of the runnable about to run.
+        now: Seconds, as `Reading.at` has them.
+
+    Returns:
+        One for each, in their order.
+    """
+    found = []
+    for index, (runnable, median_ms) in enumerate(zip(runnables, medians_ms, strict=True)):
+        launches = min(max(1, round(SUSTAINED_SAMPLE_MS / median_ms)), MAX_LAUNCHES)
+        announce(index)
+        runnable.prepare(launches, method)
+        samples: list[float] = []
+        with nullcontext([]) if power is None else power.watch() as readings:
+            middle = now() + seconds / 2
+            while not samples or now() < middle + seconds / 2:
+                late = now() >= middle
+                announce(index)
+                ms = runnable.sample()
+                if late:
+                    samples.append(ms)
+        told = power_of([reading for reading in readings if reading.at >= middle])
+        mean_ms = sum(samples) / len(samples)
+        found.append(Sustained(mean_ms, launches * len(samples), seconds, *told))
+    return found
 
 
 def fastest(entrants: Sequence[T], measure: Callable[[T, float | None], float | None]) -> T | None:

@@ -276,7 +276,8 @@ class GpuWorker:
             asked = replace(comparison, libraries=left)
             answer = self._answer("comparison", asked, timeout_s=comparison.timeout_s)
             if not isinstance(answer, _Blame):
-                return Compared(answer.kernel, {**lost, **answer.libraries})
+                compared: Compared = answer
+                return replace(compared, libraries={**lost, **compared.libraries})
             assert isinstance(answer.why, Rejected)
             if answer.who == KERNEL:
                 return Compared(answer.why, lost)

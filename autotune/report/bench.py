@@ -232,6 +232,7 @@ class Report:
             **{f"vs_{name}": _digits(row.versus(name)) for name in libraries},
             **{name: _plain_library(row.libraries.get(name)) for name in libraries},
             "verification": {"error": _digits(verdict.error), "bound": _digits(verdict.bound)},
+            **({"sustained": _plain_sustained(row)} if row.sustained else {}),
         }
 
 
@@ -252,6 +253,7 @@ def bench(
     predicted: bool = False,
     quick: bool = False,
     resume: bool = True,
+    sustained_s: float = 0.0,
     tell: Callable[[Row], None] = lambda row: None,
     say: Callable[[str], None] = lambda line: None,
     meter: Meter | None = None,
@@ -276,6 +278,7 @@ def bench(
         quick: Likewise, but tune every shape first as ``tune="quick"`` does, in a folder of its own; where
             that fails, what is predicted serves.
         resume: Go on where a run of the same shapes was stopped, if nothing has changed that times depend on.
+        sustained_s: After the timing of a shape run each contestant back to back for so many seconds; 0: no.
         tell: Told of every shape when it is done.
         say: Told in a line whether this run goes on from another.
         meter: Counts the shapes.
@@ -289,7 +292,8 @@ def bench(
     tf32 = any(shape.problem.math != "ffma" for shape in shapes)
     home = Store(root)
     with ExitStack() as opened:
-        kept = opened.enter_context(Rows(home, shapes, cold, method, seed, predicted, quick, resume=resume))
+        asked = (cold, method, seed, predicted, quick, *([sustained_s] if sustained_s else ()))
+        kept = opened.enter_context(Rows(home, shapes, *asked, resume=resume))
         gpu = opened.enter_context(GpuWorker(ordinal, None, tf32=tf32, service=service))
         facts = gpu.bench_facts()
         if kept.seed is not None:
@@ -329,7 +333,10 @@ def bench(
                     row = Row(shape, missing=choices[index].missing())
                 else:
                     libraries = ("cublas",) if predicted or quick else libraries_for(shape.problem.math)
-                    row = _row(shape, winner, binaries[index], gpu, seed, cold, method, libraries)
+                    row = _row(
+                        *(shape, winner, binaries[index], gpu, seed, cold, method, libraries),
+                        sustained_s=sustained_s,
+                    )
                 row = rows[shape.id] = replace(row, choosing_s=seconds[index])
                 kept.add(row)
                 timing.step()
@@ -408,6 +415,7 @@ def _row(
     cold: bool,
     method: Method,
     libraries: tuple[Library, ...],
+    sustained_s: float,
 ) -> Row:
     served = Winner.of(winner)
     if isinstance(binary, Rejected):
@@ -425,6 +433,7 @@ def _row(
         timeout_s=STEP_TIMEOUT_S + trial_limit(shape.problem),
         libraries=libraries,
         method=method,
+        sustained_s=sustained_s,
     )
     try:
         compared = gpu.compare(comparison)
@@ -433,7 +442,7 @@ def _row(
     kernel = compared.kernel
     if isinstance(kernel, Rejected):
         return Row(shape, served, failure=Failure(kernel.kind, kernel.why), libraries=compared.libraries)
-    return Row(shape, served, kernel, libraries=compared.libraries)
+    return Row(shape, served, kernel, libraries=compared.libraries, sustained=compared.sustained)
 
 
 def _plain_library(found: Baseline | Rejected | None) -> dict[str, Any] | None:
@@ -447,6 +456,24 @@ def _plain_library(found: Baseline | Rejected | None) -> dict[str, Any] | None:
         "kernel": found.kernel,
         "algorithms": found.algorithms,
         "error": _digits(found.error),
+    }
+
+
+def _plain_sustained(row: Row) -> dict[str, Any]:
+    """Return what held for seconds, by "kernel" or library."""
+    flops = row.shape.problem.flops
+    return {
+        name: {
+            "seconds": each.seconds,
+            "mean_ms": _digits(each.mean_ms),
+            "gflops": _digits(each.gflops(flops)),
+            "watts": _digits(each.watts),
+            "sm_mhz": _digits(each.sm_mhz),
+            "gflops_per_watt": _digits(each.gflops_per_watt(flops)),
+            "joules_per_launch": _digits(each.joules),
+            "throttle": list(each.throttle),
+        }
+        for name, each in row.sustained.items()
     }
 
 

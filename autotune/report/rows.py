@@ -30,7 +30,7 @@ from autotune.space.space import Config, built_in
 from autotune.tuning.prediction import model_digest
 from autotune.values import jsontext, typed
 from autotune.values.limits import Count, Name
-from autotune.values.measurement import MeasuredTrial, Timing, Verdict
+from autotune.values.measurement import MeasuredTrial, Sustained, Timing, Verdict
 from autotune.values.suite import Shape
 
 FOLDER = "bench"  # of the user's folder of records
@@ -77,6 +77,7 @@ class Row:
         missing: Why no record serves; "" where one does.
         choosing_s: Host seconds to find what serves, without compiling it; to measure it, where it was tuned
             quickly.
+        sustained: What held for seconds, of the kernel by `KERNEL` and of libraries; empty where not asked.
     """
 
     shape: Shape
@@ -86,6 +87,7 @@ class Row:
     libraries: Mapping[Library, Baseline | Rejected] = field(default_factory=dict)
     missing: str = ""
     choosing_s: float = 0.0
+    sustained: Mapping[str, Sustained] = field(default_factory=dict)
 
     def baseline(self, name: Library) -> Baseline | None:
         """Return a library's timing; None where it is absent, failed, or was not asked."""
@@ -180,6 +182,7 @@ class _Line:
     baselines: Mapping[Name, Baseline]
     refused: Mapping[Name, Rejected]
     choosing_s: float
+    sustained: Mapping[Name, Sustained] = field(default_factory=dict)
 
 
 class Rows:
@@ -271,7 +274,7 @@ class Rows:
                 if before is None:
                     before = typed.build(Circumstances, value, self.path)
                 else:
-                    line = typed.build(_Line, value, self.path)
+                    line = typed.build(_Line, value, self.path, defaults=True)
                     self.done[line.shape] = _row(line, self._shapes[line.shape])
                 self._whole += len(text)
         return before
@@ -293,6 +296,7 @@ def _line(row: Row) -> Any:
             {name: each for name, each in found if isinstance(each, Baseline)},
             {name: each for name, each in found if isinstance(each, Rejected)},
             row.choosing_s,
+            row.sustained,
         )
     )
 
@@ -300,7 +304,12 @@ def _line(row: Row) -> Any:
 def _row(line: _Line, shape: Shape) -> Row:
     libraries: Any = {**line.baselines, **line.refused}
     measured = MeasuredTrial(line.timing, line.verdict)
-    return Row(shape, line.winner, measured, libraries=libraries, choosing_s=line.choosing_s)
+    return Row(
+        *(shape, line.winner, measured),
+        libraries=libraries,
+        choosing_s=line.choosing_s,
+        sustained=line.sustained,
+    )
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from autotune.errors import MachineFault, RecordError, Rejected
 from autotune.values.device import Device
-from autotune.values.limits import Count, Milliseconds, Name, Quantiles, ReadOnly, Scalar, Size
+from autotune.values.limits import Count, Limit, Milliseconds, Name, Quantiles, ReadOnly, Scalar, Size
 
 L2 = Literal["warm", "cold"]
 Method = Literal["back-to-back", "graph"]
@@ -135,6 +135,40 @@ class Timing:
         """
         ratio = self.median_ms / best.median_ms
         return ratio <= TIE_MEDIAN or (ratio <= TIE_OVERLAP and self.quantiles_ms[0] <= best.quantiles_ms[2])
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """How fast launches are that follow each other for seconds, once the GPU has met its limits.
+
+    Attributes:
+        mean_ms: Mean over the second half, milliseconds per launch.
+        launches: In that half.
+        seconds: For how long it ran in all, as asked for.
+        watts: Mean power over that half; None where NVML does not tell.
+        sm_mhz: Mean SM clock over it; likewise.
+        throttle: What slowed the GPU down in it, as far as NVML tells.
+    """
+
+    mean_ms: Milliseconds
+    launches: Size
+    seconds: Annotated[float, Limit(above=0)]
+    watts: Annotated[float, Limit(least=0)] | None = None
+    sm_mhz: Annotated[float, Limit(least=0)] | None = None
+    throttle: tuple[Annotated[str, Limit(pattern=".+")], ...] = ()
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of one launch; None where the power is not known."""
+        return None if self.watts is None else self.watts * self.mean_ms / 1e3
+
+    def gflops(self, flops: int) -> float:
+        """Return the rate of launches of so many operations, 10^9 per second."""
+        return flops / self.mean_ms / 1e6
+
+    def gflops_per_watt(self, flops: int) -> float | None:
+        """Return 10^9 operations per joule; None where the power is not known."""
+        return self.gflops(flops) / self.watts if self.watts else None
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,21 @@ def test_the_copy_is_below_the_memory_and_not_by_far(gpu, device):
     assert 0.6 * device.bandwidth_gbs < gpu.bench_facts().copy_gbs < 1.02 * device.bandwidth_gbs
 
 
+def test_what_is_sustained_is_no_faster_than_the_peak_and_draws_power(gpu, device):
+    asked = replace(comparison(device, Problem(2048, 2048, 2048)), sustained_s=1.0)
+    outcome = gpu.compare(asked)
+    assert set(outcome.sustained) == {"kernel", "cublas", "cublaslt"}
+    for name, held in outcome.sustained.items():
+        brief = outcome.kernel if name == "kernel" else outcome.libraries[name]
+        assert held.seconds == 1.0
+        assert held.launches * held.mean_ms == pytest.approx(500, rel=0.2)
+        assert 0.8 * brief.timing.median_ms < held.mean_ms < 2 * brief.timing.median_ms
+        assert held.gflops(asked.problem.flops) < device.peak(asked.problem.math)
+        if held.watts is not None:  # NVML serves this GPU
+            assert 20 < held.watts < 2000
+            assert 100 < held.sm_mhz <= 1.02 * device.clock_mhz
+
+
 @pytest.mark.parametrize(("layout", "beta"), zip(LAYOUTS, (0, 1, 1, 0), strict=True))
 def test_the_kernel_and_both_libraries_are_right_and_timed(gpu, device, layout, beta):
     outcome = gpu.compare(
