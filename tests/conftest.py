@@ -19,6 +19,7 @@ SHARE = 0.9  # of one core that a probe must get, else the machine is too busy f
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--browser", action="store_true", help="run tests marked browser: they need Chromium")
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden/ as rendered now")
     parser.addoption(
         "--require-gpu", action="store_true", help="run tests marked gpu even if no GPU is found: they fail"
@@ -80,6 +81,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: (item.get_closest_marker("timing") is not None, item.path.stem not in LONGEST)
     )
+    if not config.getoption("--browser"):
+        items[:] = [item for item in items if item.get_closest_marker("browser") is None]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or config.getoption("--require-gpu"):
         return

@@ -1,4 +1,4 @@
-"""``autotune report``: a page of figures, of one problem, of records, or of a bench."""
+"""``autotune report``: a page of figures, of one problem, of several shapes, or of a bench."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from autotune.cli.options import (
     cache_option,
     device_of,
     file_option,
-    problem_options,
+    refuse_overwriting,
     target_options,
     tune_command,
 )
-from autotune.errors import DeviceError, RecordMissing, UsageError
-from autotune.paths import write_file
-from autotune.values.device import Device, current_device, known_devices
-from autotune.values.problem import Problem
+from autotune.cli.pages import write_lines, write_problem, write_suite
+from autotune.cli.shapes import shape_options, shapes_of
+from autotune.errors import RecordMissing, UsageError
+from autotune.values.device import Device
+from autotune.values.problem import Math, Problem
 
 if TYPE_CHECKING:
     from autotune.records import Record, Store
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[RECORD ...]", type=click.Path(path_type=Path, dir_okay=False))
-@problem_options(required=False)
+@click.argument("files", nargs=-1, metavar="[FILE ...]", type=click.Path(path_type=Path, dir_okay=False))
+@shape_options
 @click.option(
     "--ladder", "climbed", is_flag=True, help="Add the ladder's steps to the roofline, as estimated."
 )
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 def command(
     files: tuple[Path, ...],
     problem: Problem | None,
+    suite: str | None,
+    only: tuple[str, ...],
+    maths: tuple[Math, ...],
     climbed: bool,
     ordinal: int | None,
     target: str | None,
@@ -44,28 +48,56 @@ def command(
 ) -> None:
     """Write one HTML file that shows how a kernel was found, how fast and how sure that is, and why.
 
-    It needs no network and no server. Without a GPU it is made for --target, or from a RECORD file. A trial
-    log beside the record, which 'tune' writes, adds the course of the search.
+    It needs no network and no server. Without sizes it is made of FILEs: a record, several records, or what
+    'bench --json' wrote. A trial log beside a record, which 'tune' writes, adds the course of the search. A
+    suite, several records and a bench become a table with bars, and the spread of the ratios to cuBLAS.
     """
     if out is None:
         raise UsageError("say where the page goes: --out FILE")
-    if (problem is None) == (not files):
-        raise UsageError("give either --m, --n and --k, or RECORD files")
-    if len(files) > 1:
-        raise UsageError(f"a page is about one record, not {len(files)}")
-    from autotune import records
+    refuse_overwriting(out, files)
+    if files:
+        if problem is not None or suite is not None:
+            raise UsageError("give FILEs, or sizes, or --suite")
+        _of_files(out, files, store, climbed)
+        return
+    if problem is None and suite is None:
+        raise UsageError("say what the page is about: --m, --n and --k, --suite, or FILEs")
+    from autotune.cli.tune import summary
 
-    if problem is not None:
-        device, note = device_of(ordinal, target)
-        record = stored(problem, device, store)
-        folder = store.home(record.device)
-        if record.timing is None:
-            folder /= "estimated"
-        if note:
-            click.echo(note, err=True)
+    shapes = shapes_of(problem, suite, only, maths)
+    device, note = device_of(ordinal, target)
+    if suite is None and len(shapes) == 1:
+        record = stored(shapes[0].problem, device, store)
+        estimated = record.timing is None
+        path = store.path(record.device, record.family, record.problem, estimated=estimated)
+        write_problem(out, record, path.parent, store, summary(record), climbed)
     else:
-        record, folder = records.read(files[0]), files[0].parent
-    write_problem(out, record, folder, store, climbed)
+        found: list[tuple[str, Problem, Record | str]] = []
+        for shape in shapes:
+            try:
+                found.append((shape.id, shape.problem, stored(shape.problem, device, store)))
+            except RecordMissing as error:
+                found.append((shape.id, shape.problem, str(error)))
+        write_suite(out, f"{len(shapes)} shapes on {device.name}", found)
+    if note:
+        click.echo(note, err=True)
+
+
+def _of_files(out: Path, files: tuple[Path, ...], store: Store, climbed: bool) -> None:
+    from autotune import records
+    from autotune.cli.tune import summary
+    from autotune.report.suite_page import of_bench
+
+    bench = of_bench(files[0]) if len(files) == 1 else None
+    if bench is not None:
+        write_lines(out, f"Bench of {len(bench[1])} shapes", [bench[0]], bench[1])
+        return
+    found = [records.read(file) for file in files]
+    if len(found) == 1:
+        write_problem(out, found[0], files[0].parent, store, summary(found[0]), climbed)
+    else:
+        told = [(file.stem, record.problem, record) for file, record in zip(files, found, strict=True)]
+        write_suite(out, f"{len(files)} records", told)
 
 
 def stored(problem: Problem, device: Device, store: Store) -> Record:
@@ -82,30 +114,3 @@ def stored(problem: Problem, device: Device, store: Store) -> Record:
         if record is not None:
             return record
     raise RecordMissing(f"no record of {problem} on {device.name}: run '{tune_command(problem)}'")
-
-
-def write_problem(out: Path, record: Record, folder: Path, store: Store, climbed: bool = False) -> None:
-    """Write the page of a record, and say where it is."""
-    from autotune.cli.tune import summary
-    from autotune.report.ladder import describe
-    from autotune.report.problem_page import problem_page
-
-    device = _whole(record)
-    ladder = describe(record.problem, device, root=store.root) if climbed and device is not None else None
-    html = problem_page(record, folder, device, store.depot, summary(record).splitlines(), ladder)
-    write_file(out, html)
-    click.echo(f"{out}: {len(html.encode()) / 1000:.0f} KB")
-
-
-def _whole(record: Record) -> Device | None:
-    """Return the device of a record with all its limits: of the table, or of this machine."""
-    from autotune.records.schema import identity_of
-
-    for device in known_devices().values():
-        if identity_of(device) == identity_of(record.device):
-            return device
-    try:
-        device = current_device(0)
-    except DeviceError:
-        return None
-    return device if identity_of(device) == identity_of(record.device) else None

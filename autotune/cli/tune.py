@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.cli.options import cache_option, json_option, target_options, tune_command
+from autotune.cli.options import cache_option, file_option, json_option, target_options, tune_command
+from autotune.cli.pages import write_problem, write_suite
 from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.streams import say
 from autotune.cli.tables import Table
@@ -67,6 +68,7 @@ SINGLE_BUDGET, SUITE_BUDGET, ESTIMATE_BUDGET = "60s", "8m", "45s"
     help="Share the search with other processes and hosts: postgresql://..., sqlite:///FILE, journal:FILE.",
 )
 @click.option("--study", metavar="NAME", help="Its name in the storage; default: made from what is searched.")
+@file_option("--report", "Write an HTML page of the outcome into this file: see 'autotune report'.")
 @cache_option
 @json_option
 def command(
@@ -86,6 +88,7 @@ def command(
     resume: bool | None,
     storage: str | None,
     study: str | None,
+    report: Path | None,
     store: Store,
     as_json: bool,
 ) -> None:
@@ -154,16 +157,21 @@ def command(
         say(f"what became of each candidate so far is kept: {again} goes on from there")
         raise
     if several:
+        if report is not None:
+            told = [(each.shape.id, each.shape.problem, each.record or each.why) for each in found]
+            write_suite(report, f"{len(found)} shapes, tuned together", told)
         _report(found, as_json, time.monotonic() - began)
         return
     from autotune.records import to_json
 
+    path = store.path(record.device, record.family, record.problem, estimated=absent is not None)
     if as_json:
         click.echo(to_json(record))
     else:
         click.echo(summary(record, space_name))
-        path = store.path(record.device, record.family, record.problem, estimated=absent is not None)
         click.echo(f"stored in {path} after {time.monotonic() - began:.1f} s")
+    if report is not None:
+        write_problem(report, record, path.parent, store, summary(record, space_name))
     if note:
         click.echo(note, err=True)
     if absent is not None and store.find(absent, record.family, record.problem) is not None:

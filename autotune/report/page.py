@@ -15,7 +15,7 @@ class Bar:
 
     Attributes:
         text: As it is written.
-        share: Length of the bar, 1 the whole cell; a longer one is cut.
+        share: Length of the bar, at most 1.
     """
 
     text: str

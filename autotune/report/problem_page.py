@@ -27,6 +27,7 @@ from autotune.values.measurement import TIE_MEDIAN
 
 MOST_DOTS = 1200  # candidates of which each is a dot
 MOST_PARAMETERS = 8  # in the picture; the table has all
+MUCH = 0.1  # share of the points that a rule must remove to be in the picture
 NO_LOG = "No trial log lies beside this record, as none comes with the package: "
 
 
@@ -231,7 +232,9 @@ def finalists_figure(record: Record) -> Figure:
         )
         says += f"; cuBLAS takes {record.vs_cublas:.3f} times the winner's time"
     chart = Chart(Axis.around("ms", values), across=across, lanes=lanes)
-    return Figure(title, f"{says}.", [chart], ("", "ms", "10 %", "90 %", "TFLOP/s", "", *names), rows)
+    return Figure(
+        title, f"{says}.", [chart], ("finalist", "ms", "10 %", "90 %", "TFLOP/s", "mark", *names), rows
+    )
 
 
 def roofline_figure(
@@ -280,7 +283,7 @@ def roofline_figure(
     rows += [[name, "-", f"{gflops / 1000:.2f}", "level"] for name, gflops in ceilings]
     chart = roofline(device, points, record.problem.math, missing, ceilings)
     columns = ("kernel", "FLOP/B of the tile", "TFLOP/s", "evidence")
-    return Figure(title, f"{says}. It is limited by {first.because}.", [chart], columns, rows)
+    return Figure(title, f"{says}. The winner is limited by {first.because}.", [chart], columns, rows)
 
 
 def parameters_figure(record: Record, candidates: Sequence[Candidate]) -> Figure:
@@ -323,7 +326,7 @@ def parameters_figure(record: Record, candidates: Sequence[Candidate]) -> Figure
         "(the correlation ratio): the search chose those candidates, so shares need not add up."
     )
     chart = [Chart(Axis.around("TFLOP/s", best_of), lanes=lanes)] if lanes else []
-    columns = ("parameter", "importance", "value", "best ms", "TFLOP/s", "candidates", "")
+    columns = ("parameter", "importance", "value", "best ms", "TFLOP/s", "candidates", "chosen")
     return Figure(title, says, chart, columns, rows)
 
 
@@ -341,45 +344,52 @@ def importance(times: Sequence[tuple[int | str | None, float]]) -> float:
 def funnel_figure(record: Record, device: Device | None) -> Figure:
     """Return how many points of the space are left by each rule, and what became of those that were tried."""
     search, counts = record.search, record.search.outcomes
-    stages: list[tuple[str, int, str]] = []
-    says = ""
+    rules: list[tuple[str, int, str]] = []
+    much = []  # the rules that are pictured
     try:
         if device is None:
             raise RecordError(_unknown(record))
         space = Space.load(record.family)
         legal = space.enumerate(record.problem, device)
         left = legal.raw
-        stages.append(("points", left, f"all of {record.family}"))
+        rules.append(("points", left, f"all of {record.family}"))
         for rule, removed in legal.removals:
-            left -= removed
             if removed:
-                stages.append((rule.name, left, rule.reason))
+                rules.append((rule.name, left - removed, rule.reason))
+                much += [rules[-1]] if removed > MUCH * left else []
+            left -= removed
+        much.insert(0, rules[0])
         says = f"Of {legal.raw:,} points of {record.family} the rules leave {len(legal):,}"
         if space.digest != record.space_digest:
             says += " (as the space is today; the search had another)"
         says += "; "
     except AutotuneError as error:
         says = f"What the rules remove is not known: {error}. "
-    stages.append(("legal", search.legal, "of all families, when it was searched"))
-    stages.append(("tried", search.seen, "have an outcome"))
     early = ("constraint", "compile", "compile_timeout")
-    stages.append(
-        ("compiled", search.seen - sum(counts.get(kind, 0) for kind in early), "became machine code")
-    )
-    stages += [(kind, counts[kind], "rejected") for kind in REJECTION_KINDS if counts.get(kind)]
-    stages += [(kind, counts[kind], "right") for kind in ("estimated", "measured") if counts.get(kind)]
-    x = Axis("candidates", 0.5, 2.0 * max(count for _, count, _ in stages), log=True)
+    compiled = search.seen - sum(counts.get(kind, 0) for kind in early)
+    stages = [
+        ("legal", search.legal, "of all families, when it was searched"),
+        ("tried", search.seen, "have an outcome"),
+        ("compiled", compiled, "became machine code"),
+        *((kind, counts[kind], "rejected") for kind in REJECTION_KINDS if counts.get(kind)),
+        *((kind, counts[kind], "right") for kind in ("estimated", "measured") if counts.get(kind)),
+    ]
+    most = max(count for _, count, _ in [*rules, *stages])
+    x = Axis("candidates", 0.5, 2.0 * max(1, most), log=True)
     lanes = [
         Lane(
             name,
             [Series("bad" if what == "rejected" else "ours", "bar", [(x.low, max(count, x.low))])],
             f"{count:,}{' rejected' if what == 'rejected' else ''}",
         )
-        for name, count, what in stages
+        for name, count, what in [*much, *stages]
     ]
+    few = f"; the picture has the rules that remove over {MUCH:.0%} of what is left" if rules else ""
     tried = f"{search.seen:,} of {search.legal:,} legal candidates were tried"
-    rows = [[name, f"{count:,}", what] for name, count, what in stages]
-    return Figure("The space", f"{says}{tried}.", [Chart(x, lanes=lanes)], ("after", "left", "what"), rows)
+    rows = [[name, f"{count:,}", what] for name, count, what in [*rules, *stages]]
+    return Figure(
+        "The space", f"{says}{tried}{few}.", [Chart(x, lanes=lanes)], ("after", "left", "what"), rows
+    )
 
 
 def cycles_figure(accounts: Sequence[Account], why: str) -> Figure:
@@ -392,12 +402,12 @@ def cycles_figure(accounts: Sequence[Account], why: str) -> Figure:
     }
     names_by_size = sorted(names, key=lambda name: -accounts[0].estimate_parts.get(name, 0.0))
     first = accounts[0]
-    says = f"{first.title.capitalize()} is limited by {first.because}; {first.relief}."
+    says = f"The winner is limited by {first.because}; {first.relief}."
     if len(accounts) > 1:
         says += (
             f" The runner-up differs in {'; '.join(differing(*accounts)) or 'nothing'} (winner | runner-up)."
         )
-    columns = ("", *(each.title for each in accounts))
+    columns = ("part", *(each.title for each in accounts))
     facts = [
         ["registers", *(str(each.binary.registers) for each in accounts)],
         ["resident blocks of an SM", *(str(each.occupancy.blocks) for each in accounts)],
