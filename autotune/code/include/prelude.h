@@ -1,6 +1,8 @@
 // What nvcc includes before every text, as far as kernels use it, and the headers of C and C++ beside this file.
 #pragma once
 extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, size_t);
+#include <assert.h>
+#include <stdint.h>
 namespace std {}
 typedef unsigned int uint;
 typedef unsigned short ushort;
