@@ -364,7 +364,9 @@ def test_show_without_sizes_filters(run, root, monkeypatch, words, count):
         Store(root).write(made(problem))
     assert len(json.loads(done(run("show", "--json", *words)))) == count
     if not count:
-        assert "holds no record of" in run("show", *words)[2]
+        told = run("show", *words)[2]
+        assert "holds no record of" in told
+        assert told.endswith(f"--k 4096 {' '.join(map(str, words)).replace('family', 'space')}'\n")
 
 
 def test_a_filter_that_is_none_is_a_usage_error(run):

@@ -613,7 +613,7 @@ def test_a_step_of_the_ladder_is_explained(run):
     status, out, err = run("explain", "naive", "tiny_block", *SMALL)
     assert (status, err) == (0, "")
     assert out.startswith("256 x 256 x 128 nn on NVIDIA H200: naive | tiny_block\n")
-    assert "naive is limited by too few blocks: 64 of them leave 68 of the 132 SMs" in out
+    assert "naive is limited by too few blocks (64): 68 of the 132 SMs have no work" in out
 
 
 def test_a_drawing_that_cannot_be_written_is_told_first(run, tmp_path):

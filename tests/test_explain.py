@@ -123,10 +123,10 @@ def test_fewer_blocks_than_sms_are_no_wave_quantisation():
     small = Problem(512, 1024, 4096)
     found = explain(SGEMM, config, small, H200)
     assert found.bottleneck == "fill"
-    assert "too few blocks: 32 of them leave 100 of the 132 SMs without work" in text([found])
+    assert "too few blocks (32): 100 of the 132 SMs have no work" in text([found])
     naive = Space.load("naive")
     lonely = explain(naive, next(iter(naive.presets.values())), Problem(16, 16, 4096), H200)
-    assert (lonely.bottleneck, lonely.because[:15]) == ("fill", "too few blocks:")
+    assert (lonely.bottleneck, lonely.because[:15]) == ("fill", "too few blocks ")
 
 
 def test_the_account_is_plain_json(long_block):

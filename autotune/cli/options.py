@@ -87,15 +87,16 @@ class Wanted:
         """Return whether a problem is asked for."""
         if self.problem is not None:
             return problem == self.problem
-        return all(getattr(problem, name) == asked for name, asked in self._given().items())
+        return all(getattr(problem, name) == asked for name, asked in self.given().items())
 
     def __str__(self) -> str:
         if self.problem is not None:
             return f" of {self.problem}"
-        told = ", ".join(f"{name} {value}" for name, value in self._given().items())
+        told = ", ".join(f"{name} {value}" for name, value in self.given().items())
         return f" of {told}" if told else ""
 
-    def _given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
+        """Return what was given beside sizes."""
         facts = {"layout": self.layout, "beta": self.beta, "math": self.math, "batch": self.batch}
         return {name: value for name, value in facts.items() if value is not None}
 

@@ -89,7 +89,7 @@ def command(
     for error in broken:
         click.echo(f"autotune: {error}", err=True)
     foreseen: Expected | None = None
-    if problem is not None and not any(device is None or record.timing for record in found):
+    if problem is not None and not any(record.timing for record in found):
         if device is None:
             device, note = device_of(None, None)
         foreseen = _foreseen(problem, device, family, store)
@@ -117,9 +117,12 @@ def command(
     elif found:
         _list(found)
     elif not broken:
+        given = wanted.given() | ({"space": printable(family, 40)} if family else {})
         which = f"{wanted}{f' of family {printable(family, 40)}' if family else ''}"
         what = f"no record{which}" if which else "no records"
-        click.echo(f"{store.root} holds {what}: run 'autotune tune --m 4096 --n 4096 --k 4096'", err=True)
+        flags = "".join(f" --{name} {value}" for name, value in given.items())
+        example = f"autotune tune --m 4096 --n 4096 --k 4096{flags}"
+        click.echo(f"{store.root} holds {what}: run '{example}'", err=True)
     if note:
         click.echo(note, err=True)
     if broken and not found:

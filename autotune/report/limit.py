@@ -40,7 +40,7 @@ RELIEF = {  # bottleneck: (what it means, the change that would relieve it), whe
         "nothing but fewer bytes: the kernel is at the roofline's slope",
     ),
     "fill": (
-        "too few blocks: {blocks} of them leave {idle} of the {sms} SMs without work",
+        "too few blocks ({blocks}): {idle} of the {sms} SMs have no work",
         "a smaller block tile, or cutting k into slices (split_k) where there are some, gives more blocks",
     ),
     "waves": (
