@@ -25,6 +25,7 @@ from autotune.report.ladder import Ladder, _rung, describe, measure, per_ffma, w
 from autotune.report.steps import WINNER, fitted_step, step_config, steps
 from autotune.simulator import run_ptx
 from autotune.space.space import Config, Space
+from autotune.tuning.meter import Meter
 from autotune.values.device import named_device
 from autotune.values.problem import LAYOUTS, Problem
 
@@ -445,11 +446,14 @@ def standing_in(ladder: Ladder, outcomes: Mapping[str, str]) -> Ladder:
     return replace(ladder, rungs=tuple(rungs))
 
 
+METER = Meter()
+
+
 @pytest.fixture(scope="module")
 def measured(ladder) -> Ladder:
     times = ("300", "wrong", "40", "60", "20", "30", "refused", "8", "7.9", "8", "4", "0.5")
     with GpuWorker(0, CUBE, seed=1, service="stub_gpu:serve") as gpu:
-        return measure(standing_in(ladder, dict(zip(NAMES, times, strict=True))), gpu)
+        return measure(standing_in(ladder, dict(zip(NAMES, times, strict=True))), gpu, meter=METER)
 
 
 def rung(ladder, name):
@@ -463,6 +467,11 @@ def test_a_step_that_fails_says_why_and_the_ladder_goes_on(measured):
     assert measured.speedup(rung(measured, "coalesced")) is None
     assert measured.speedup(rung(measured, "flattened")) == 300 / 40  # over the last that was timed
     assert measured.speedup(rung(measured, "naive")) is None
+
+
+def test_the_meter_knows_the_best_step(measured):
+    assert (METER.stage, METER.steps) == ("timing in turns with cuBLAS", 0)
+    assert METER.best == f"{CUBE.flops / 0.5e9:.2f} TFLOP/s, {NAMES[-1]}"
 
 
 def test_a_slow_step_is_timed_alone(measured):

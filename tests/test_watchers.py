@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -9,12 +10,15 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from autotune.cli import watchers
 from autotune.tuning.budget import Budget
+from autotune.tuning.campaign import Tuned
 from autotune.tuning.meter import Meter, pace, span
 from autotune.tuning.progress import Progress
 from autotune.values.problem import Problem
+from autotune.values.suite import Shape
 
 BENCH = """
 from autotune.report import bench
@@ -130,3 +134,18 @@ def test_learning_on_a_terminal_tells_its_stages(tmp_path):
     assert code == 0, drawn
     assert "reading trials: " in drawn
     assert re.search(r"fitting families: \d of \d in", drawn)
+
+
+def test_the_table_of_a_suite_tells_the_shapes_that_are_done_and_the_time_left(clock):
+    board = watchers.Board(3, clock.now + 500)
+    progress = Progress(Problem(64, 64, 64), Budget(seconds=60), legal=900, stage="searching", seconds=20.0)
+    progress.outcomes["measured"] = 100
+    board.tell(Tuned(Shape.of(Problem(8, 8, 8)), why="nothing is legal"))
+    board.tell(Tuned(Shape.of(Problem(8, 8, 8)), why="in another round"))
+    clock.now += 200
+    console = Console(file=io.StringIO(), width=120)
+    console.print(board.drawn(progress))
+    rows = dict(line.split(maxsplit=1) for line in console.file.getvalue().splitlines())
+    assert rows["stage"].strip() == "searching, 20 s of 60s, 40 s left"
+    assert rows["seen"].strip() == "100 measured of 900 legal (5.0 per second)"
+    assert rows["shapes"].strip() == "1 of 3 done, 5 min left for all"

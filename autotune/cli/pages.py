@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autotune.cli.watchers import meter
 from autotune.errors import DeviceError
 from autotune.paths import write_file
 from autotune.values.device import Device, current_device, known_devices
@@ -51,8 +52,13 @@ def write_problem(
     from autotune.report.problem_page import problem_page
 
     device = _whole(record)
-    ladder = describe(record.problem, device, root=store.root) if climbed and device is not None else None
-    _write(out, problem_page(record, folder, device, store.depot, summary.splitlines(), ladder))
+    with meter() as line:
+        ladder = None
+        if climbed and device is not None:
+            ladder = describe(record.problem, device, root=store.root, meter=line)
+        line.begin("counting and drawing")
+        html = problem_page(record, folder, device, store.depot, summary.splitlines(), ladder)
+    _write(out, html)
 
 
 def _whole(record: Record) -> Device | None:

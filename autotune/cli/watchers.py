@@ -200,6 +200,10 @@ class Board:
         if now - self._updated < 0.125 and progress.stage == self._stage:
             return
         self._stage, self._updated = progress.stage, now
+        self._live.update(self.drawn(progress))
+
+    def drawn(self, progress: Progress) -> RenderableType:
+        """Return the table."""
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
@@ -214,6 +218,10 @@ class Board:
         table.add_row("[bold]seen", f"{outcomes or '-'} of {progress.legal} legal ({rate})")
         table.add_row("[bold]best", _best(progress))
         if self._shapes > 1:
-            left = "" if self._ends == math.inf else f", {span(max(0.0, self._ends - now))} left for all"
+            left = (
+                ""
+                if self._ends == math.inf
+                else f", {span(max(0.0, self._ends - time.monotonic()))} left for all"
+            )
             table.add_row("[bold]shapes", f"{len(self._told)} of {self._shapes} done{left}")
-        self._live.update(table)
+        return table
