@@ -31,7 +31,7 @@ NAMES: dict[Library, str] = {
     "cublaslt": "best cuBLASLt",
     "cublas_tf32": "cuBLAS TF32",
 }
-HELD = ("shape", "", "short TFLOP/s", "sustained TFLOP/s", "W", "SM MHz", "GFLOP/s per W", "limited by")
+HELD = ("shape", "", "short", "sustained", "W", "SM MHz", "GFLOP/s per W", "limited by")
 SHORTEST_S, LONGEST_S = 0.2, 600.0  # of --sustained
 _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tensor cores' TF32"}
 
@@ -331,7 +331,8 @@ def sustained_rows(report: Report) -> list[tuple[float, list[str]]]:
 
 
 def _held(rows: list[tuple[float, list[str]]]) -> str:
-    return f"run back to back for {rows[0][0]:g} s each, second half; GFLOP/s per W is 2mnk / joule in 10^9"
+    told = f"TFLOP/s, short and over the second half of {rows[0][0]:g} s back to back"
+    return f"{told}; watts and clock of that half"
 
 
 def _hold(report: Report) -> None:
@@ -340,7 +341,7 @@ def _hold(report: Report) -> None:
 
     rows = sustained_rows(report)
     if rows:
-        table = Table(HELD, drop=("limited by", "SM MHz", "short TFLOP/s"), right=HELD[2:7])
+        table = Table(HELD, drop=("SM MHz", "short", "limited by", "GFLOP/s per W"), right=HELD[2:7])
         for _, cells in rows:
             table.add_row(*cells)
         click.echo(f"\n{_held(rows)}:")

@@ -218,10 +218,7 @@ class Board:
         table.add_row("[bold]seen", f"{outcomes or '-'} of {progress.legal} legal ({rate})")
         table.add_row("[bold]best", _best(progress))
         if self._shapes > 1:
-            left = (
-                ""
-                if self._ends == math.inf
-                else f", {span(max(0.0, self._ends - time.monotonic()))} left for all"
-            )
-            table.add_row("[bold]shapes", f"{len(self._told)} of {self._shapes} done{left}")
+            left = max(0.0, self._ends - time.monotonic())
+            told = f", {span(left)} left for all" if left < math.inf else ""
+            table.add_row("[bold]shapes", f"{len(self._told)} of {self._shapes} done{told}")
         return table
