@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,15 @@ from autotune.cli.report import command
 from autotune.code.depot import Depot
 from autotune.errors import Rejected
 from autotune.records.trials import TrialHeader, TrialLog, trials_path
-from autotune.report.problem_page import importance, problem_page, searched
+from autotune.report.page import page as page_of
+from autotune.report.problem_page import (
+    Candidate,
+    importance,
+    parameters_figure,
+    problem_page,
+    search_figure,
+    searched,
+)
 from autotune.space.space import Config
 from autotune.tuning.trial import Trial
 from autotune.values.measurement import MeasuredTrial, Timing, Verdict
@@ -112,6 +121,19 @@ def test_the_search_is_that_of_the_log(record, folder, page, html):
     assert [row[3] for row in rows] == [f"{PROBLEM.flops / float(row[2]) / 1e9:.2f}" for row in rows]
     assert "number 2 was the first to pass cuBLAS" in html
     assert html.count(">1 rejected</text>") == 6  # two kinds, against seconds and candidates and in the space
+
+
+def test_a_long_search_makes_no_long_page(record):
+    config, wrong = fitted(PROBLEM), Rejected("crash", "why")
+    trials = [
+        *(measured(config, 1 + 1 / (n % 7 + 1)) for n in range(5000)),
+        *(Trial(f"{n}", "sgemm", config, wrong) for n in range(5000)),
+    ]
+    candidates = [Candidate(n, n / 10, trial) for n, trial in enumerate(trials, 1)]
+    html = page_of("t", [], [search_figure(record, candidates), parameters_figure(record, candidates)])
+    check(html)
+    assert ">5,000 rejected</text>" in html
+    assert "of 10,000 candidates</text>" in html
 
 
 def test_a_log_of_another_space_is_not_that_of_the_record(record, tmp_path):
@@ -221,3 +243,10 @@ def test_the_page_of_a_file_and_of_a_stored_problem_are_one(record, folder, tmp_
         told = CliRunner().invoke(command, [*given, *words, str(tmp_path / name)], catch_exceptions=False)
         assert told.output.endswith("KB\n")
     assert (tmp_path / "file").read_text() == (tmp_path / "problem").read_text()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "docs").glob("*.html")), ids=lambda path: path.stem
+)
+def test_the_pages_of_the_documentation_are_sound(path):
+    check(path.read_text())

@@ -171,7 +171,8 @@ class Chart:
                     )
                     for point in series.points
                 )
-            return {"style": f"{series.style} {series.shape}", "d": path}
+            told = f"{series.label} {series.note}".strip()  # where the pointer rests on it
+            return {"style": f"{series.style} {series.shape}", "d": path, "told": told}
 
         places = _apart([y(each.points[-1][1]) for each in labelled], floor)
         notes = [line for note in self.notes for line in textwrap.wrap(note, _NOTE)]

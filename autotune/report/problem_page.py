@@ -25,7 +25,7 @@ from autotune.tuning.trial import Trial
 from autotune.values.device import Device
 from autotune.values.measurement import TIE_MEDIAN
 
-MOST_DOTS = 1200  # candidates of which each is a dot
+MOST_DOTS, MOST_CROSSES = 1200, 250  # measured candidates, and rejected ones of a kind, that are drawn
 MOST_PARAMETERS = 8  # in the picture; the table has all
 MUCH = 0.1  # share of the points that a rule must remove to be in the picture
 NO_LOG = "No trial log lies beside this record, as none comes with the package: "
@@ -138,8 +138,10 @@ def search_figure(record: Record, candidates: Sequence[Candidate]) -> Figure:
         for kind in REJECTION_KINDS
         if (found := [each for each in candidates if each.trial.kind == kind])
     }
-    shown = measured[:: -(-len(measured) // MOST_DOTS)]
-    notes = [] if len(shown) == len(measured) else [f"dots: {len(shown):,} of {len(measured):,} candidates"]
+    shown = _thinned(measured, MOST_DOTS)
+    crosses = {kind: _thinned(found, MOST_CROSSES) for kind, found in rejected.items()}
+    drawn = len(shown) + sum(map(len, crosses.values()))
+    notes = [] if drawn == end.number else [f"drawn: {drawn:,} of {end.number:,} candidates"]
     y = Axis.around("TFLOP/s", [*rates.values(), *([] if cublas is None else [cublas])], zero=True)
 
     def against(label: str, place: Mapping[int, float]) -> Chart:
@@ -159,8 +161,8 @@ def search_figure(record: Record, candidates: Sequence[Candidate]) -> Figure:
         lanes = [
             Lane(
                 kind,
-                [Series("bad", "cross", [(place[each.number],) for each in found])],
-                f"{len(found)} rejected",
+                [Series("bad", "cross", [(place[each.number],) for each in crosses[kind]])],
+                f"{len(found):,} rejected",
             )
             for kind, found in rejected.items()
         ]
@@ -465,6 +467,10 @@ def _accounts(record: Record, device: Device | None, depot: Depot) -> tuple[list
         if not found:
             return [], f"The kernel cannot be rendered and counted today: {error}."
     return found, ""
+
+
+def _thinned(found: Sequence[Candidate], most: int) -> Sequence[Candidate]:
+    return found[:: -(-len(found) // most)]
 
 
 def _unknown(record: Record) -> str:
