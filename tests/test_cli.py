@@ -455,9 +455,10 @@ def test_tuning_for_a_gpu_of_the_table(run, tmp_path):
     assert "no GPU" not in err
 
     status, out, err = run("show", *TINY)
-    assert (status, err) == (0, "")
+    assert status == 0, err
     assert out.startswith("64 x 96 x 40 nn for NVIDIA A10: estimated, compiled and simulated\n")
     assert "nothing was measured" in out
+    assert "this would serve" in out, "an estimated record is never served"
     status, out, err = run("show")
     assert (status, err) == (0, "")
     (row,) = (line for line in out.splitlines() if "NVIDIA A10" in line)
