@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from autotune import records
 from autotune.cli.report import command
 from autotune.code.depot import Depot
 from autotune.errors import Rejected
-from autotune.records.trials import TrialHeader, TrialLog, trials_path
+from autotune.records.trials import Run, TrialHeader, TrialLog, trials_path
 from autotune.report.page import page as page_of
 from autotune.report.problem_page import (
     Candidate,
@@ -205,6 +206,7 @@ def test_an_estimated_record_has_a_page_too(tmp_path):
     html = problem_page(made_estimate(PROBLEM), tmp_path, None, Depot(tmp_path), [])
     check(html)
     assert "Nothing was measured" in html
+    assert html.count("No trial log lies beside this record") == 2
 
 
 def test_a_config_that_cannot_be_rendered_today_is_told(record, tmp_path):
@@ -250,3 +252,16 @@ def test_the_page_of_a_file_and_of_a_stored_problem_are_one(record, folder, tmp_
 )
 def test_the_pages_of_the_documentation_are_sound(path):
     check(path.read_text())
+
+
+def test_runs_that_interleave_do_not_stretch_the_time(record, tmp_path):
+    """Two processes of ten and of four seconds write one log in turns."""
+    facts = ("family", "problem", "device", "space_digest", "template_digest")
+    header = TrialHeader(**{name: getattr(record, name) for name in facts}, nvrtc="13.0")
+    path = trials_path(tmp_path / records.path_within(record.device, "sgemm", PROBLEM).name)
+    runs = [Run(time.monotonic() - age) for age in (10, 4)]
+    for number in range(6):
+        with TrialLog(path, header, runs[number % 2]) as log:
+            log.append(measured(fitted(PROBLEM), 1.0 + number).line())
+            time.sleep(0.002)  # stamps have milliseconds
+    assert searched(record, tmp_path)[-1].seconds == pytest.approx(14, abs=2)

@@ -97,13 +97,12 @@ def searched(record: Record, folder: Path) -> list[Candidate]:
                 since = float(second) if isinstance(second, int | float) else 0.0
                 lines.pop(trial.id, None)  # its last line counts
                 lines[trial.id] = str(line.get("at", "")), str(line.get("run", "")), since, trial
-    before = latest = 0.0
-    last, candidates = None, []
+    begins: dict[str, float] = {}  # of each run, on the clock of all
+    latest, candidates = 0.0, []
     for number, (_, run, since, trial) in enumerate(sorted(lines.values(), key=lambda line: line[0]), 1):
-        if run != last:
-            before, last = latest, run
-        latest = max(latest, before + since)
-        candidates.append(Candidate(number, before + since, trial))
+        seconds = begins.setdefault(run, latest) + since
+        latest = max(latest, seconds)
+        candidates.append(Candidate(number, seconds, trial))
     return candidates
 
 
@@ -270,7 +269,7 @@ def roofline_figure(
         watts, throttle = clocks.get("watts"), clocks.get("throttle")
         if isinstance(watts, int | float) and isinstance(throttle, tuple) and "power cap" in throttle:
             ceilings.append((f"power cap, {watts:g} W", record.gflops))
-            says += f"; the GPU drew {watts:g} W and held it at its power cap"
+            says += f"; the GPU drew {watts:g} W and was held at its power cap"
         elif isinstance(watts, int | float):
             says += f"; the GPU drew {watts:g} W, below its power cap"
     rows = [
@@ -297,7 +296,8 @@ def parameters_figure(record: Record, candidates: Sequence[Candidate]) -> Figure
         if each.trial.family == record.family and each.trial.median_ms is not None
     ]
     if len(times) < 2:
-        return Figure(title, f"{NO_LOG}what each parameter is worth is not known.")
+        why = "Fewer than two candidates of the family were measured: " if candidates else NO_LOG
+        return Figure(title, f"{why}what each parameter is worth is not known.")
     found = sorted(
         ((importance([(config.get(name), ms) for config, ms in times]), name) for name in record.config),
         key=lambda pair: -pair[0],
