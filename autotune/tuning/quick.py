@@ -61,7 +61,7 @@ def tune_first(
         store: Of the records.
         lacks: Returns whether there is still no record that serves.
         space: The family to look at; all built-in ones when not given.
-        share: Of the points and the time, where several problems share them.
+        share: Of the points, where several problems share them.
 
     Returns:
         Why nothing was measured; "" where there is a record now. What failed here once is not tried again.
@@ -117,17 +117,18 @@ class KeptWorkshop:
         Raises:
             AutotuneError: As for `autotune.tuning.tuner.tune`.
         """
+        first = max(1, round(FIRST * share))
         workers = min(FIRST, default_workers(spare=0))
         request = Request(
             budget=Budget(),
             space=space,
             gpus=(self._ordinal,),
-            first=max(1, round(FIRST * share)),
+            first=first,
             workers=workers,
             root=store.root,
         )
         with self._lock:
-            seconds = SEARCH_S * share * FIRST / workers
+            seconds = SEARCH_S * max(1.0, first / workers)  # one compile takes as long as many side by side
             progress = request.progress(problem)
             try:
                 if self._shop is None:
