@@ -145,7 +145,8 @@ class Chart:
         labelled = sorted((each for each in self.series if each.label), key=lambda each: -each.points[-1][1])
         plane = 0 if self.y is None else max(PLANE, _LINE * (len(labelled) + 1))
         floor = top + plane  # of the plane
-        bottom = floor + _LANE * len(self.lanes)
+        first = floor + (_LANE / 2 if plane and self.lanes else 0)  # below the lowest number of the plane
+        bottom = first + _LANE * len(self.lanes)
         left = max(_LEFT, 24 + max((_LETTER * len(lane.name) for lane in self.lanes), default=0))
         right = WIDTH - _RIGHT
 
@@ -176,7 +177,7 @@ class Chart:
 
         places = _apart([y(each.points[-1][1]) for each in labelled], floor)
         notes = [line for note in self.notes for line in textwrap.wrap(note, _NOTE)]
-        lanes = [(floor + _LANE * number + _LANE / 2, lane) for number, lane in enumerate(self.lanes)]
+        lanes = [(first + _LANE * number + _LANE / 2, lane) for number, lane in enumerate(self.lanes)]
         return {
             "width": WIDTH,
             "height": bottom + _BOTTOM + _LINE * len(notes),
