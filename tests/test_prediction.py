@@ -147,22 +147,23 @@ def test_a_gpu_that_was_not_learned_has_the_tiles_and_the_plain_estimate(tmp_pat
     assert served(tmp_path).note == ""
 
 
-def test_a_changed_family_has_the_plain_estimate_and_one_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["sgemm", "sgemm_skinny"])  # the first and the last that are looked at
+def test_a_changed_family_leaves_all_to_the_plain_estimate_in_one_line(tmp_path, monkeypatch, name):
     learned = read_learned(SHIPPED)
-    sgemm = learned.families["sgemm"]
-    probes = tuple(dataclasses.replace(probe, code_digest="0" * 64) for probe in sgemm.fitted_on.probes)
-    tidied = dataclasses.replace(sgemm.fitted_on, template_digest="0" * 64)
+    family, space, problem = learned.families[name], Space.load(name), Problem(17, 3000, 401)
+    probes = tuple(dataclasses.replace(probe, code_digest="0" * 64) for probe in family.fitted_on.probes)
+    tidied = dataclasses.replace(family.fitted_on, template_digest="0" * 64)
     changed = dataclasses.replace(tidied, probes=probes)
-    assert holds(tidied, SGEMM, H200, Store(tmp_path).depot)  # the code is the same
-    assert not holds(changed, SGEMM, H200, Store(tmp_path).depot)
-    families_ = {**learned.families, "sgemm": dataclasses.replace(sgemm, fitted_on=changed)}
+    assert holds(tidied, space, H200, Store(tmp_path).depot)  # the code is the same
+    assert not holds(changed, space, H200, Store(tmp_path).depot)
+    families_ = {**learned.families, name: dataclasses.replace(family, fitted_on=changed)}
     write_learned(tmp_path / H200.slug / LEARNED, dataclasses.replace(learned, families=families_))
-    found = served(tmp_path)
-    assert found.note.startswith("sgemm has changed since it was learned")
+    found = served(tmp_path, problem)
+    assert found.note.startswith(f"{name} has changed since it was learned")
     assert "\n" not in found.note
     assert all(point.ms == point.estimate_ms for point, _ in found.points)
     monkeypatch.setattr(module, "holds", None)  # what is known of the family is kept for other problems
-    assert served(tmp_path, Problem(200, 136, 73)).note == found.note
+    assert served(tmp_path, Problem(18, 3000, 401)).note == found.note
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 1}', '{"schema": 99}', "[" * 10_000])

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,9 @@ def prediction(
     content = store.depot.get(key)
     if content is None:
         begin()
-        content = json.dumps(_predicted(problem, device, spaces, store, near, path)).encode()
+        content = json.dumps(
+            _predicted(problem, device, spaces, store, near, *_learned(path, device))
+        ).encode()
         store.depot.put(key, content)
     found = json.loads(content)
     by_family = {space.family: space for space in spaces}
@@ -162,10 +164,13 @@ def _predicted(
     spaces: Sequence[Space],
     store: Store,
     near: Sequence[Filed],
-    path: Path | None,
+    learned: Learned | None,
+    note: str,
 ) -> dict[str, Any]:
-    """Return what `prediction` keeps: points, each with the place of its winner in ``near``, and a note."""
-    learned, note = _learned(path, device)
+    """Return what `prediction` keeps: points, each with the place of its winner in ``near``, and a note.
+
+    With a note no family is corrected: corrected times and plain ones cannot be compared.
+    """
     winners = [_config_of(store, file) for file in near]
     points: list[tuple[Predicted, int | None]] = []
     for space in spaces:
@@ -182,12 +187,14 @@ def _predicted(
             tiles = [*family.tiles, *({name: config[name] for name in names} for config in more)]
         correction: Correction | None = None
         if family is not None and not note:
-            correction, note = _correction(family, space, device, store)
-        ask = partial(predicted, space, problem, device, tiles=tiles, most=MOST)
+            correction, why = _correction(family, space, device, store)
+            if why:
+                return _predicted(problem, device, spaces, store, near, learned, why)
         try:
-            found = ask(correction=correction)
+            found = predicted(space, problem, device, correction=correction, tiles=tiles, most=MOST)
         except RecordError as error:
-            found, note = ask(), f"{error}: {_PLAIN}; run 'autotune learn' again"
+            why = f"{error}: {_PLAIN}; run 'autotune learn' again"
+            return _predicted(problem, device, spaces, store, near, learned, why)
         points += [(each, own.get(each.config)) for each in found]
     points.sort(key=lambda entry: entry[0].ms)
     kept = [
@@ -224,10 +231,7 @@ def _correction(
         store.depot.put(key, known)
     if known == b"True":
         return family.correction, ""
-    return None, (
-        f"{space.family} has changed since it was learned: its kernels without a record are chosen by the "
-        "static estimate alone; run 'autotune learn' again"
-    )
+    return None, f"{space.family} has changed since it was learned: {_PLAIN}; run 'autotune learn' again"
 
 
 def _key(problem: Problem, device: Device, spaces: Sequence[Space], files: Sequence[Path]) -> str:
