@@ -14,7 +14,7 @@ import threading
 
 from autotune.code import nvrtc as library
 from autotune.code.compiler import OPTIONS, Binary
-from autotune.code.depot import Depot
+from autotune.code.depot import Depot, depot_key
 from autotune.code.render import code_of
 from autotune.code.single import compile_bounded
 from autotune.errors import Rejected
@@ -136,7 +136,7 @@ def installed_version(depot: Depot) -> str:
 def _key(text: str, entry: str, arch: str, version: str, options: tuple[str, ...]) -> str:
     code = text if _LINES in options else code_of(text)  # without comments lines have other numbers
     parts = (str(_FORMAT), entry, arch, version, *OPTIONS, *options, code)
-    return "cubin." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return depot_key("cubin", parts)
 
 
 def _encoded(binary: Binary) -> bytes:

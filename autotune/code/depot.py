@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -119,3 +119,18 @@ def _limit() -> int:
     if not 0 <= mebibytes < 2**40:
         raise UsageError(f"{LIMIT_VARIABLE} = {text!r}: give a number of MiB, 0 to keep nothing")
     return int(mebibytes * 2**20)
+
+
+def depot_key(kind: str, parts: Iterable[str]) -> str:
+    """Return the key of what is made from some texts, in this order.
+
+    Args:
+        kind: Of the entry; keys of two kinds never meet.
+        parts: The texts.
+    """
+    return f"{kind}.{digest_of(parts)}"
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """Hash texts, each kept apart from the next."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

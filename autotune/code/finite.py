@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from autotune.code.render import Source
-from autotune.space.space import Config
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 
@@ -39,17 +37,5 @@ def finite_check(problem: Problem) -> Source:
         facts |= {f"{name}_matrix": rows, f"{name}_gap": stride - rows * ld if batch > 1 else 0}
         rows *= batch
         blocks = max(blocks, rows * -(-cols // PIECE))
-    text = Path(__file__).with_name("finite.cu").read_text(encoding="utf-8")
-    text = "".join(f"constexpr long long {name} = {value};\n" for name, value in facts.items()) + text
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Source(
-        family="finite",
-        config=Config({}),
-        problem=problem,
-        text=text,
-        entry="find_not_finite",
-        launch=Launch.of("find_not_finite", (min(blocks, MOST_BLOCKS), 1, 1), (THREADS, 1, 1)),
-        code_digest=digest,
-        template_digest=digest,
-        space_digest=digest,
-    )
+    launch = Launch.of("find_not_finite", (min(blocks, MOST_BLOCKS), 1, 1), (THREADS, 1, 1))
+    return Source.of_file(Path(__file__).with_name("finite.cu"), facts, problem, launch)

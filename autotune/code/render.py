@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.code.sandbox import limited
@@ -42,6 +44,14 @@ class Source:
     code_digest: str
     template_digest: str
     space_digest: str
+
+    @classmethod
+    def of_file(cls, path: Path, facts: Mapping[str, int], problem: Problem, launch: Launch) -> Source:
+        """Return a kernel of our own that is no family's: a file behind the constants that it names."""
+        constants = "".join(f"constexpr long long {name} = {value};\n" for name, value in facts.items())
+        text = constants + path.read_text(encoding="utf-8")
+        digest, entry = hashlib.sha256(text.encode()).hexdigest(), launch.kernels[-1].entry
+        return cls(path.stem, Config({}), problem, text, entry, launch, *(digest,) * 3)
 
 
 def render(space: Space, config: Config, problem: Problem, device: Device) -> Source:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from autotune.code.depot import Depot
+from autotune.code.depot import Depot, depot_key
 from autotune.code.render import Source, render, template_digest
 from autotune.space.space import Config, Space
 from autotune.space.statements import Value
@@ -76,7 +76,7 @@ def _key(space: Space, values: Mapping[str, Value], problem: Problem, device: De
         repr(problem),
         repr(device),
     )
-    return "source." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return depot_key("source", parts)
 
 
 @cache

@@ -342,7 +342,6 @@ def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[s
 def _tell(message: str, kind: str = "") -> None:
     """Warn, once in a process for each message, or for each kind."""
     mark = object()
-    if (
-        _told.setdefault(kind or message, mark) is mark
-    ):  # one step, so that no lock is held where a process forks
+    first = _told.setdefault(kind or message, mark) is mark  # one step: no lock is held where a process forks
+    if first:
         warnings.warn(message, stacklevel=4)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from autotune.errors import DeviceError
 from autotune.values.faults import known_fault
 
-LEGACY_DEFAULT = 1  # this stream as a handle, beside 0; it is never captured
+LEGACY_DEFAULT = 1  # this stream in the array interface, and as a handle beside 0; it is never captured
 _ACTIVE = 1  # CUstreamCaptureStatus of cuda.h
 _RELAXED = 2  # CUstreamCaptureMode
 _NO_DESTRUCTOR_SYNC = 1  # CUuserObject_flags

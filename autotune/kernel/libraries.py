@@ -15,14 +15,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from autotune.errors import DeviceError, UsageError
-from autotune.kernel.captures import is_capturing
+from autotune.kernel.captures import LEGACY_DEFAULT, is_capturing
 from autotune.kernel.dynamo import leave_out_frames
 from autotune.kernel.operands import Idiom, Operand, kind_of, row_major, stream_pointer
 from autotune.values.faults import known_fault
 from autotune.values.problem import FLOAT_BYTES
 
 _ON_A_GPU = (2, 13)  # DLDeviceType: kDLCUDA, kDLCUDAManaged
-_LEGACY_DEFAULT = 1  # this stream in the array interface; 0 as a handle
 
 
 class Library:
@@ -190,7 +189,7 @@ class InterfaceLibrary(Library):
     def stream(self, array: Any) -> int | None:
         """See `Library`: the stream that the array names, else the legacy default stream."""
         stream = _interface("an operand", array).get("stream")
-        return 0 if stream in (None, _LEGACY_DEFAULT) else int(stream)
+        return 0 if stream in (None, LEGACY_DEFAULT) else int(stream)
 
     def view(self, name: str, array: Any, stream: int) -> tuple[Operand, Any]:
         """See `Library`."""
@@ -220,7 +219,7 @@ class NumbaLibrary(InterfaceLibrary):
         import numpy
         from numba import cuda
 
-        bound = cuda.external_stream(stream) if stream > _LEGACY_DEFAULT else 0
+        bound = cuda.external_stream(stream) if stream > LEGACY_DEFAULT else 0
         with cuda.gpus[ordinal]:
             return cuda.device_array(shape, numpy.float32, stream=bound)
 

@@ -8,15 +8,15 @@ a writer died. What failed is tried again.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Literal
 
 from autotune.code.compiler import nvrtc_version
+from autotune.code.depot import digest_of
 from autotune.code.render import template_digest
 from autotune.errors import RecordError, Rejected, UsageError
 from autotune.kernel.choices import Choice, Served
@@ -156,8 +156,8 @@ class Circumstances:
             facts.cublas or "",
             nvrtc_version(),
             model_digest(store, facts.device),
-            _digest(f"{space.content_digest} {template_digest(space)}" for space in built_in()),
-            _digest(f"{path} {(found := path.stat()).st_mtime_ns} {found.st_size}" for path in paths),
+            digest_of(f"{space.content_digest} {template_digest(space)}" for space in built_in()),
+            digest_of(f"{path} {(found := path.stat()).st_mtime_ns} {found.st_size}" for path in paths),
         )
 
     def differences(self, other: Circumstances) -> str:
@@ -202,7 +202,7 @@ class Rows:
     """
 
     def __init__(self, store: Store, shapes: Sequence[Shape], *asked: object, resume: bool = True) -> None:
-        self.path = store.root / FOLDER / f"{_digest(map(repr, (*shapes, *asked)))[:16]}.jsonl"
+        self.path = store.root / FOLDER / f"{digest_of(map(repr, (*shapes, *asked)))[:16]}.jsonl"
         self.done: dict[str, Row] = {}
         self.seed: int | None = None
         self.told = ""
@@ -310,7 +310,3 @@ def _row(line: _Line, shape: Shape) -> Row:
         choosing_s=line.choosing_s,
         sustained=line.sustained,
     )
-
-
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.code.depot import depot_key
 from autotune.code.render import template_digest
 from autotune.errors import ConfigError, RecordError, SpaceError
 from autotune.model.correction import Correction
@@ -185,12 +186,8 @@ def _predicted(
             names = tuple(family.tiles[0])
             more = [*own, *space.presets.values()]
             tiles = [*family.tiles, *({name: config[name] for name in names} for config in more)]
-        correction: Correction | None = None
-        if family is not None and not note:
-            correction, why = _correction(family, space, device, store)
-            if why:
-                return _predicted(problem, device, spaces, store, near, learned, why)
         try:
+            correction = None if family is None or note else _correction(family, space, device, store)
             found = predicted(space, problem, device, correction=correction, tiles=tiles, most=MOST)
         except RecordError as error:
             why = f"{error}: {_PLAIN}; run 'autotune learn' again"
@@ -219,19 +216,21 @@ def _learned(path: Path | None, device: Device) -> tuple[Learned | None, str]:
     return learned, ""
 
 
-def _correction(
-    family: LearnedFamily, space: Space, device: Device, store: Store
-) -> tuple[Correction | None, str]:
-    """Return the correction that was learned from kernels like these, or a note that they have changed."""
+def _correction(family: LearnedFamily, space: Space, device: Device, store: Store) -> Correction:
+    """Return the correction that was learned from kernels like these.
+
+    Raises:
+        RecordError: They have changed.
+    """
     parts = [_code_digest(), space.content_digest, template_digest(space), repr((family.fitted_on, device))]
-    key = "holds." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    key = depot_key("holds", parts)
     known = store.depot.get(key)  # else kernels are rendered to find out, which takes 100 ms
     if known is None:
         known = str(holds(family.fitted_on, space, device, store.depot)).encode()
         store.depot.put(key, known)
-    if known == b"True":
-        return family.correction, ""
-    return None, f"{space.family} has changed since it was learned: {_PLAIN}; run 'autotune learn' again"
+    if known != b"True":
+        raise RecordError(f"{space.family} has changed since it was learned")
+    return family.correction
 
 
 def _key(problem: Problem, device: Device, spaces: Sequence[Space], files: Sequence[Path]) -> str:
@@ -241,7 +240,7 @@ def _key(problem: Problem, device: Device, spaces: Sequence[Space], files: Seque
         with suppress(OSError):  # who reads it says why
             found = path.stat()
             parts.append(f"{path} {found.st_mtime_ns} {found.st_size}")
-    return "choice." + hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return depot_key("choice", parts)
 
 
 def model_digest(store: Store, device: Device) -> str:
