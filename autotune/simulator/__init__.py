@@ -12,7 +12,8 @@ Limits:
     - A thread that has ended counts as present at later barriers, as on the hardware since Volta.
     - FMA, +, -, *, / and sqrt round once, as IEEE 754 and PTX say. exp2, log2, sin, cos, tanh, rsqrt and
       approximate division are more exact than the hardware's; so are sums of the tensor cores (`warp`).
-    - wgmma is supported for TF32 with the 128-byte swizzle; a missing wgmma.fence is found only in part.
+    - wgmma is supported for TF32 and FP16 (sums in FP32) with the 128-byte swizzle; a missing wgmma.fence is
+      found only in part.
     - A launch may use 60 s of CPU time, and a group of threads may execute a million basic blocks; whatever
       takes longer ends with a fault, "time-limit" or "endless-loop". Both limits are arguments.
     - Launches that CUDA refuses are refused: threads, extents, and shared memory beyond what GPUs of the

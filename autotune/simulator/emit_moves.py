@@ -147,7 +147,14 @@ def _cvt(e: Emitter, x: Instruction) -> None:
         value = e.read(x.operands[1], "f32")
         e.write(x.operands[0], "b32", f"round_tf32({value}, {'rna' in modifiers})")
         return
-    value = e.read(x.operands[1], source)
+    if target == "f16x2":
+        if modifiers != {"rn"} or source != "f32":
+            raise unsupported(x)
+        high, low = (f"{e.read(each, 'f32')}.astype(float16).view(uint16)" for each in x.operands[1:])
+        e.write(x.operands[0], "b32", f"left_shift({high}, {e.constant(16, 'u32')}) | {low}")
+        return
+    (operand,) = x.operands[1:]
+    value = e.read(operand, source)
     target_name = np.dtype(DTYPES[target]).name
     rounding = modifiers & {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"}
     mode = next(iter(rounding), "")

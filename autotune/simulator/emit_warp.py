@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from autotune.simulator import warp
 from autotune.simulator.emitter import Access, Emitter, Handler, unsupported
 from autotune.simulator.ptx import Instruction, integer, natural, split_operands
 
 _REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
-_SHAPE = re.compile(r"m64n(\d+)k8")
+_SHAPE = re.compile(r"m64n(\d+)k(8|16)")
+# What the tensor cores see of operands of wgmma, by depth and types.
+_SEEN: dict[tuple[str, ...], Callable[[Any], Any]] = {
+    ("8", "tf32", "tf32"): warp.tf32,
+    ("16", "f16", "f16"): warp.f16,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +32,8 @@ class Product:
         sums: Register rows of D, `[columns / 2]`.
         left: Register rows of A, `[4]`; None where A lies in shared memory.
         signs: Product of its two scale operands, 1 or -1.
+        seen: What the tensor cores see of 32 bits of an operand.
+        turned: Whether A and B lie in shared memory with k as the slower direction.
     """
 
     access: Access
@@ -32,6 +41,8 @@ class Product:
     sums: Any
     left: Any
     signs: int
+    seen: Callable[[Any], Any]
+    turned: tuple[bool, bool]
 
 
 def _bar(e: Emitter, x: Instruction) -> None:
@@ -133,23 +144,35 @@ def _wgmma(e: Emitter, x: Instruction) -> None:
 
 def _multiply(e: Emitter, x: Instruction) -> None:
     shape = _SHAPE.fullmatch(x.parts[4])
-    if shape is None or x.parts[5:] != ("f32", "tf32", "tf32"):
+    if shape is None or x.parts[5] != "f32":
         raise unsupported(x)
-    columns = int(shape[1])
-    target, left, right, add, *signs = x.operands
+    columns, seen = int(shape[1]), _SEEN[shape[2], *x.parts[6:]]
+    target, left, right, add, *immediates = x.operands
     sums = _register_rows(e, target)
     in_registers = left.startswith("{")
     rows = _register_rows(e, left) if in_registers else None
-    if len(sums) != columns // 2 or columns % 8 or not (rows is None or len(rows) == 4):
+    signs, turned = immediates[:2], immediates[2:]
+    if len(turned) != (0 if seen is warp.tf32 else 2 - in_registers) or set(turned) - {"0", "1"}:
         raise unsupported(x)
-    access = e.access(x, "shared", "wgmma", "b32", 1, 0)
+    if set(signs) - {"1", "-1"} or len(sums) != columns // 2 or columns not in range(8, 257, 8):
+        raise unsupported(x)
+    if rows is not None and len(rows) != 4:
+        raise unsupported(x)
+    access = e.access(x, "shared", "wgmma", "b32", 4, 0)
     name = f"W{e.index}"
-    product = Product(e.names[access], columns, sums, rows, integer(signs[0]) * integer(signs[1]))
+    sign, (*_, turned_a, turned_b) = integer(signs[0]) * integer(signs[1]), ("0", "0", *turned)
+    product = Product(e.names[access], columns, sums, rows, sign, seen, (turned_a == "1", turned_b == "1"))
     e.names.setdefault(name, product)
     descriptor = "None" if in_registers else e.read(left, "b64")
     e.statement(
         f"M.wgmma_multiply({name}, {descriptor}, {e.read(right, 'b64')}, {e.read(add, 'pred')}, {e.active})"
     )
+
+
+def _setmaxnreg(e: Emitter, x: Instruction) -> None:
+    if x.parts[1] not in ("inc", "dec") or natural(x.operands[0]) not in range(24, 257, 8):
+        raise unsupported(x)
+    e.statement("pass")
 
 
 def _register_rows(e: Emitter, operand: str) -> Any:
@@ -171,4 +194,5 @@ HANDLERS: dict[str, Handler] = {
     "mma": _mma,
     "ldmatrix": _ldmatrix,
     "wgmma": _wgmma,
+    "setmaxnreg": _setmaxnreg,
 }

@@ -246,6 +246,8 @@ class Machine(Warpgroups):
         seen, left = self._patience
         left = PATIENCE if seen != self.completions else left - 1
         self._patience = (self.completions, left)
+        if left < 0 and self.parked.any():
+            raise self._stuck()
         if left < 0:
             lane = int(np.argmax(able))
             line = self.program.line_of(int(self.place[lane]))

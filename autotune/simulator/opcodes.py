@@ -32,7 +32,7 @@ _FORMS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("cnot", "popc", "clz", "brev"), ("2", "b")),
     **{"bfind": ("2", "us"), "shf": ("4", "b"), "prmt": ("4", "b"), "lop3": ("5", "b")},
     **{"setp": ("34", "busf"), "set": ("3", "busf"), "selp": ("4", "busf"), "slct": ("4", "fs")},
-    **{"mov": ("2", "busfp"), "cvt": ("2", "busf"), "cvta": ("2", "u"), "isspacep": ("2", "")},
+    **{"mov": ("2", "busfp"), "cvt": ("23", "busf"), "cvta": ("2", "u"), "isspacep": ("2", "")},
     **{
         "shfl": ("5", "b"),
         "vote": ("3", "pb"),
@@ -43,8 +43,9 @@ _FORMS: dict[str, tuple[str, str]] = {
     **{"activemask": ("1", "b"), "mma": ("4", "f"), "ldmatrix": ("2", "b")},
 }
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
-_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "elect", "wgmma")
-WHOLE_WARP = ("mma", "ldmatrix", "wgmma")  # those that name no lanes: all must come
+_WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "elect", "wgmma", "setmaxnreg")
+WHOLE_WARPGROUP = ("wgmma", "setmaxnreg")
+WHOLE_WARP = ("mma", "ldmatrix", *WHOLE_WARPGROUP)  # those that name no lanes: all must come
 
 
 def is_warp_wide(x: Instruction) -> bool:

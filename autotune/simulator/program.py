@@ -17,7 +17,7 @@ from autotune.simulator.emit_memory import is_fence
 from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
-from autotune.simulator.opcodes import WHOLE_WARP, emit, is_control, is_warp_wide
+from autotune.simulator.opcodes import WHOLE_WARP, WHOLE_WARPGROUP, emit, is_control, is_warp_wide
 from autotune.simulator.provenance import stored
 from autotune.simulator.ptx import Instruction, Kernel, integer
 
@@ -220,7 +220,7 @@ class Program:
             members = None
             if is_warp_wide(first):
                 members = "0xffffffff" if first.parts[0] in WHOLE_WARP else first.operands[-1]
-            warps = WARPGROUP if first.parts[0] == "wgmma" else 1
+            warps = WARPGROUP if first.parts[0] in WHOLE_WARPGROUP else 1
             self.blocks.append(Block(start, stop - (control is not None), control, members, warps))
 
     def function(self, number: int, masked: bool) -> BlockFunction:

@@ -1,13 +1,14 @@
 """What instructions of a whole warp compute: shuffles, votes, reductions and tensor-core products.
 
-The lower 13 bits of TF32 operands are ignored. Products are exact and added in float64, and each sum of an
-instruction is rounded to float32 towards zero, as the tensor cores do; that they also cut the terms at some
-bits below the largest one is not modelled (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA
-tensor cores", 2021).
+The lower 13 bits of TF32 operands are ignored; FP16 operands count in full, subnormal ones too. Products are
+exact and added in float64, and each sum of an instruction is rounded to float32 towards zero, as the tensor
+cores do; that they also cut the terms at some bits below the largest one is not modelled (Fasi, Higham,
+Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -116,13 +117,20 @@ def tf32(bits: Any) -> Any:
     return (np.ascontiguousarray(bits) & _TF32_BITS).view(np.float32).astype(np.float64)
 
 
-def tf32_fragments(registers: Any) -> Any:
-    """Assemble A, `[warps, 16, 8]` float64, from the 4 registers of each lane, `[4, lanes]` uint32.
+def f16(bits: Any) -> Any:
+    """Return the pairs of FP16 numbers in 32-bit registers, as float64 with twice as many columns."""
+    return np.ascontiguousarray(bits).view(np.float16).astype(np.float64)
 
-    Register q of lane l holds row l / 4 + 8 (q % 2), column l % 4 + 4 (q / 2): PTX ISA, m16n8k8 with .tf32.
+
+def left_fragments(registers: Any, seen: Callable[[Any], Any]) -> Any:
+    """Assemble A, `[warps, 16, 8 or 16]` float64, from the 4 registers of each lane, `[4, lanes]` uint32.
+
+    Register q of lane l holds row l / 4 + 8 (q % 2), and of 8 words of that row number l % 4 + 4 (q / 2):
+    PTX ISA, m16n8k8 with .tf32, and m64nNk16 of wgmma.
     """
-    table = tf32(registers).reshape(2, 2, -1, 8, 4)
-    return table.transpose(2, 1, 3, 0, 4).reshape(-1, 16, 8)
+    numbers = seen(registers)
+    table = numbers.reshape(2, 2, -1, 8, 4, numbers.shape[1] // registers.shape[1])
+    return table.transpose(2, 1, 3, 0, 4, 5).reshape(table.shape[2], 16, -1)
 
 
 def sum_fragments(registers: Any) -> Any:
@@ -166,4 +174,4 @@ def mma_m16n8k8_tf32(lanes: int, a: list[Any], b: list[Any], c: list[Any]) -> An
         np.stack([np.broadcast_to(each, lanes) for each in registers]) for registers in (a, b, c)
     )
     matrix = tf32(right).reshape(2, -1, 8, 4).transpose(1, 0, 3, 2).reshape(-1, 8, 8)
-    return sum_registers(to_zero(tf32_fragments(left) @ matrix + sum_fragments(addend)))
+    return sum_registers(to_zero(left_fragments(left, tf32) @ matrix + sum_fragments(addend)))

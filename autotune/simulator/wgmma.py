@@ -2,7 +2,7 @@
 
 A product is computed when it starts. Until its group is waited for, its sums are kept aside and their
 registers hold NaN; registers that it reads must keep their values, and shared memory that it reads may not be
-written.
+written. How its sums are rounded is in `warp`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from autotune.simulator.emit_warp import Product
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARP, WARPGROUP, Lanes
 from autotune.simulator.load_store import Values
+from autotune.simulator.memory import WIDE
 from autotune.simulator.shared import Pattern
-from autotune.simulator.warp import sum_fragments, sum_registers, tf32, tf32_fragments, to_zero
+from autotune.simulator.warp import left_fragments, sum_fragments, sum_registers, to_zero
 
-DEPTH = 8  # TF32 elements along k of one instruction
-ROWS = 16  # of one warp, of the 64 of an instruction
+PIECE = 16  # bytes that swizzling moves as a whole; a row of an operand has two of them
+TURNED_DEPTH = 16  # of an instruction: only FP16 operands may be turned
+ROWS = 64  # of an instruction, 16 of each warp
 _UNKNOWN_BITS = np.uint32(0x7FB5A5A5)  # a NaN
 _SWIZZLE_128 = 1
 
@@ -152,27 +154,25 @@ class Warpgroups(BulkCopies):
             return
         self._require_warpgroups(product, warps)
         firsts = warps[::WARPGROUP] * WARP  # the first lane of each warpgroup
-        blocks = self.lanes.block[firsts]
         lanes = _lanes_of(warps)
         if not state.fenced[warps].all():
             lane = int(warps[np.argmin(state.fenced[warps])]) * WARP
             message = f"{product.access.opcode} without wgmma.fence since registers were last waited for"
             raise self.lanes.stop("async-product", message, product.access.line, lane)
 
-        columns = self._described(product, right, firsts, product.columns)
-        places = [columns]
+        right_pieces, b = self._matrix(product, right, firsts, product.columns, product.turned[1])
+        pieces = [right_pieces]
         if product.left is None:
-            rows = self._described(product, left, firsts, ROWS * WARPGROUP)
-            places.append(rows)
-            a = self._elements(rows, blocks).reshape(len(warps), ROWS, DEPTH)
+            left_pieces, a = self._matrix(product, left, firsts, ROWS, product.turned[0])
+            pieces.append(left_pieces)
         else:
-            a = tf32_fragments(self.u2[product.left][:, lanes])
-        b = np.repeat(self._elements(columns, blocks), WARPGROUP, axis=0)
-        total = product.signs * (a @ b.transpose(0, 2, 1))
+            a = left_fragments(self.u2[product.left][:, lanes], product.seen)
+        total = a.reshape(len(firsts), ROWS, -1) @ b.transpose(0, 2, 1)
+        total = product.signs * total.reshape(len(warps), -1, product.columns)
         adds = np.broadcast_to(add, (self.lanes.count,))[lanes[::WARP]]
         if adds.any():
             total += adds[:, None, None] * sum_fragments(self._sums(product, lanes, warps))
-        reads = self._note_reads(product, places, firsts, blocks)
+        reads = self._note_reads(product, np.concatenate(pieces, axis=1), firsts)
         values = sum_registers(to_zero(total))
         for row, value in zip(product.sums.tolist(), values, strict=True):
             if row not in state.flying:
@@ -211,11 +211,18 @@ class Warpgroups(BulkCopies):
             message = f"{product.access.opcode} needs four warps, from a multiple of four on"
             raise self.lanes.stop("divergent-warp", message, product.access.line, int(warps[0]) * WARP)
 
-    def _described(self, product: Product, descriptor: Values, firsts: Any, extent: int) -> Any:
-        """Return where a matrix in shared memory lies: bytes in the block's window, `[firsts, extent, 8]`."""
+    def _matrix(
+        self, product: Product, descriptor: Values, firsts: Any, extent: int, turned: bool
+    ) -> tuple[Any, Any]:
+        """Read one operand of each warpgroup from shared memory.
+
+        Returns:
+            (bytes in the storage of all blocks at which its pieces begin, `[firsts, pieces]`;
+            its numbers, `[firsts, extent, depth]` float64).
+        """
         every = np.broadcast_to(descriptor, (self.lanes.count,)).astype(np.uint64)
-        found = np.stack([_element_places(int(every[lane]), extent) for lane in firsts])
-        outside = found.reshape(len(firsts), -1).max(axis=1) + 4 > self.shared.size
+        found = np.stack([_pieces(int(every[lane]), extent, turned) for lane in firsts])
+        outside = found.max(axis=1) + PIECE > self.shared.size
         if outside.any():
             lane = int(firsts[np.argmax(outside)])
             address = int(found.max())
@@ -224,28 +231,21 @@ class Warpgroups(BulkCopies):
                 f"{self.shared.size}"
             )
             raise self.lanes.stop("out-of-bounds", message, product.access.line, lane, address, "shared")
-        return found
+        found += self.shared.base[firsts][:, None]
+        numbers = product.seen(self.shared.view(WIDE[PIECE]).take(found // PIECE).view(np.uint32))
+        if turned:
+            numbers = numbers.reshape(len(firsts), -1, TURNED_DEPTH, PIECE // 2).swapaxes(2, 3)
+        return found, numbers.reshape(len(firsts), extent, -1)
 
-    def _elements(self, places: Any, blocks: Any) -> Any:
-        """Read TF32 elements as float64, shaped as their places."""
-        offsets = (places + (blocks * self.shared.window)[:, None, None]) // 4
-        return tf32(self.shared.view(np.dtype(np.uint32)).take(offsets))
-
-    def _note_reads(self, product: Product, places: list[Any], firsts: Any, blocks: Any) -> Pattern | None:
+    def _note_reads(self, product: Product, pieces: Any, firsts: Any) -> Pattern | None:
         """Check and record what a product reads of shared memory."""
         races = self.races
         if races is None or races.proxies is None:
             return None
-        parts = [
-            (place.reshape(len(firsts), -1) + (blocks * self.shared.window)[:, None]) for place in places
-        ]
-        offsets = np.concatenate(parts, axis=1)
-        per_unit = np.arange(4 // self.shared.unit)
-        words = (offsets // self.shared.unit)[:, :, None] + per_unit
-        lane = np.broadcast_to(firsts[:, None, None], words.shape).reshape(-1)
-        found = Pattern(offsets.reshape(-1), lane, np.sort(offsets.reshape(-1)))
-        found.words, first = np.unique(words.reshape(-1), return_index=True)
-        found.lane = lane[first]
+        found = Pattern(pieces, np.repeat(firsts, pieces.shape[1]), pieces.reshape(-1))
+        words = pieces[:, :, None] // self.shared.unit + np.arange(PIECE // self.shared.unit)
+        found.words, first = np.unique(words, return_index=True)
+        found.lane = firsts[first // words[0].size]
         found.who = np.full(len(found.words), self.shared.several)
         found.blocks = self.lanes.block[found.lane]
         races.read(product.access, found)
@@ -258,22 +258,26 @@ def _lanes_of(warps: Any) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _element_places(descriptor: int, extent: int) -> Any:
-    """Return the bytes at which a K-major matrix of TF32 elements begins, `[extent, 8]`.
+def _pieces(descriptor: int, extent: int, turned: bool) -> Any:
+    """Return the bytes at which the 16-byte pieces of one operand begin, `[pieces]`.
 
-    Eight rows of 128 bytes follow each other, the next eight the descriptor's stride further. The 16-byte
-    pieces of a row are swapped by its number in the eight: bits 4 to 6 of an address by its bits 7 to 9.
-    Source: PTX ISA, "Matrix Descriptor Format" and "Swizzling Modes" of wgmma.
+    Eight rows of 128 bytes follow each other; the next eight begin the descriptor's stride further. A row is
+    one of the matrix, of which an instruction takes two pieces; or, turned, one step of k for 64 rows of the
+    matrix, the next 64 the descriptor's leading offset further, and an instruction takes 16 steps. The pieces
+    of a row are swapped by its number in the eight: bits 4 to 6 of an address by its bits 7 to 9.
+    Source: PTX ISA, "Matrix Descriptor Format", "Strides" and "Swizzling Modes" of wgmma.
 
     Raises:
         UnsupportedPTX: The descriptor has another swizzling mode, or a base offset.
     """
-    start, stride = (descriptor & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
+    start, further, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if descriptor >> 62 != _SWIZZLE_128 or descriptor >> 49 & 7:
         raise UnsupportedPTX(
             f"the matrix descriptor {descriptor:#x} of a wgmma is not supported by the simulator: only the "
             "128-byte swizzle without a base offset is"
         )
-    row, element = np.arange(extent)[:, None], np.arange(DEPTH)
-    address = start + row // 8 * stride + row % 8 * 128 + 4 * element
-    return address ^ (address >> 7 & 7) << 4
+    row, piece = np.arange(extent)[:, None], np.arange(2)
+    if turned:
+        row, piece = np.arange(TURNED_DEPTH), np.arange(extent // 8)[:, None]
+    address = start + row // 8 * stride + row % 8 * 128 + piece // 8 * further + piece % 8 * PIECE
+    return (address ^ (address >> 7 & 7) << 4).reshape(-1)
