@@ -240,6 +240,15 @@ def test_each_stream_has_a_workspace_zeroed_once(working):
     assert runtime.zeroed == [(places[0], 0, 512, 7), (places[2], 0, 512, 8), (places[3], 0, 512, 0)]
 
 
+def test_of_a_workspace_what_may_hold_anything_is_not_zeroed(working):
+    _, driver, runtime = working
+    one = Launch.of("sgemm", *SHAPE, 4096)
+    for scratch in (4096 - 256, 4096):
+        kernel = CudaLaunch(0, Launch(one.kernels, 4096, scratch), [1000], driver, runtime)
+        kernel(4, 5, 6, 1.0, 0.0, 7)
+    assert [(size, stream) for _, _, size, stream in runtime.zeroed] == [(256, 7)]
+
+
 def places(driver):
     return [launched[-1] for launched in driver.launches]
 

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from autotune.code.compiler import Binary, compile_text
-from autotune.errors import RecordError
+from autotune.errors import RecordError, Rejected, SpaceError
+from autotune.measure.proof import prove
 from autotune.simulator.launches import run_launch, workspace_of
-from autotune.values.measurement import KernelLaunch, Launch
+from autotune.space.space import Space
+from autotune.values import typed
+from autotune.values.device import named_device
+from autotune.values.measurement import KernelLaunch, Launch, Verdict
+from autotune.values.problem import Problem
 
 TEXT = """
 extern "C" __global__ void sum_rows(const float* B, float* sums)
@@ -60,3 +65,107 @@ def test_a_launch_says_who_takes_its_workspace():
         Launch((SCAN, PRODUCT))
     with pytest.raises(RecordError, match="a workspace of 8 bytes contradicts"):
         Launch(Launch.of("sgemm", (1, 1, 1), (32, 1, 1)).kernels, 8)
+    with pytest.raises(RecordError, match="scratch_bytes 32 is more than workspace_bytes 16"):
+        Launch((SCAN, PRODUCT), 16, 32)
+
+
+# -- of a family ---------------------------------------------------------------------------------------------
+
+SPACE = """
+family = "columns"
+[parameters]
+threads = { values = [32, 64] }
+turn = { values = [0, 1] }
+[before.turn_b]
+grid = "turn * n"
+block = "threads"
+shared_bytes = "0"
+arguments = "b workspace"
+[launch]
+grid = "n"
+block = "threads"
+shared_bytes = "0"
+workspace_bytes = "4 * k * n"
+scratch_bytes = "4 * k * n"
+[presets.turned]
+threads = 32
+turn = 1
+"""
+TEMPLATE = """
+constexpr int b_col = {{ k if turn else 1 }}, b_row = {{ 1 if turn else n }};
+
+extern "C" __global__ void turn_b(const float* B, float* workspace)
+{
+    for (int l = threadIdx.x; l < {{ k }}; l += {{ threads }})
+        workspace[blockIdx.x * {{ k }} + l] = B[l * {{ n }} + blockIdx.x];
+}
+
+extern "C" __global__ void {{ family }}(
+    float alpha, const float* A, const float* B, float beta, float* C, const float* workspace)
+{
+    for (int row = threadIdx.x; row < {{ m }}; row += {{ threads }}) {
+        float sum = 0.0f;
+        for (int l = 0; l < {{ k }}; ++l)
+            sum += A[row * {{ k }} + l] * {{ "workspace" if turn else "B" }}[blockIdx.x * b_col + l * b_row];
+        C[row * {{ n }} + blockIdx.x] = alpha * sum;
+    }
+}
+"""
+H200 = named_device("h200")
+
+
+@pytest.fixture
+def columns(tmp_path):
+    def loaded(text=SPACE, template=TEMPLATE):
+        (tmp_path / "columns.toml").write_text(text)
+        (tmp_path / "columns.cu.jinja").write_text(template)
+        return Space.load(tmp_path / "columns.toml")
+
+    return loaded
+
+
+def test_a_family_launches_what_stands_before_its_product(columns):
+    space, problem = columns(), Problem(5, 6, 7)
+    launch = space.launch(space.presets["turned"], problem, H200)
+    assert launch.kernels[0] == KernelLaunch("turn_b", (6, 1, 1), (32, 1, 1), 0, ("b", "workspace"))
+    assert (launch.kernels[1].entry, launch.grid, len(launch.kernels)) == ("columns", (6, 1, 1), 2)
+    assert (launch.workspace_bytes, launch.zeroed_bytes) == (168, 0)
+    assert typed.build(Launch, typed.plain(launch), "launch") == launch
+    verdict = prove(space, space.presets["turned"], problem, H200)
+    assert isinstance(verdict, Verdict), verdict
+
+
+def test_a_kernel_without_blocks_is_not_launched(columns):
+    space = columns()
+    config = space.config({"threads": 64, "turn": 0})
+    assert [each.entry for each in space.launch(config, Problem(5, 6, 7), H200).kernels] == ["columns"]
+
+
+def test_scratch_memory_that_nobody_wrote_gives_a_wrong_product(columns):
+    space = columns(
+        template=TEMPLATE.replace("l < {{ k }}; l += {{ threads }}", "l < {{ k - 1 }}; l += {{ threads }}")
+    )
+    verdict = prove(space, space.presets["turned"], Problem(5, 6, 7), H200)
+    assert isinstance(verdict, Rejected)
+    assert verdict.kind == "correctness"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            '"b workspace"',
+            '"b d"',
+            r"before\.turn_b\.arguments: 'd' is none of alpha, a, b, beta, c, workspace",
+        ),
+        ('arguments = "b workspace"\n', "", r"before\.turn_b\.arguments must be a non-empty string"),
+        (
+            "[launch]",
+            'speed = "1"\n[launch]',
+            r"before\.turn_b\.speed is unknown; known are grid, block, shar",
+        ),
+    ],
+)
+def test_what_stands_before_a_product_says_what_it_takes(columns, old, new, why):
+    with pytest.raises(SpaceError, match=why):
+        columns(SPACE.replace(old, new))

@@ -193,7 +193,7 @@ class CudaLaunch:
             (function, *each.grid, *each.block, each.shared_bytes)
             for function, each in zip(functions, launch.kernels, strict=True)
         ]
-        self._workspace_bytes = launch.workspace_bytes
+        self._workspace_bytes, self._zeroed = launch.workspace_bytes, launch.zeroed_bytes
         self._launch_kernel = driver.launchKernel
         self._errors: tuple[type[Exception], ...] = (driver.CUDADriverError, runtime.CUDARuntimeError)
         self._runtime = runtime
@@ -238,7 +238,7 @@ class CudaLaunch:
             with workspaces.lock:
                 number = self._number
                 addresses[3] = workspaces.places.get(number) or workspaces.place(
-                    number, self._workspace_bytes
+                    number, self._workspace_bytes, self._zeroed
                 )
                 self._launch(stream, arguments.launches)
         else:

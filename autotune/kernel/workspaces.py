@@ -39,18 +39,20 @@ class Workspaces:
         self._used: list[int] = []
         self._kept: set[Any] = set()
 
-    def place(self, kernel: int, size: int) -> int:
-        """Return the address of a kernel's workspace, which is zeroed when it is first asked for.
+    def place(self, kernel: int, size: int, zeroed: int) -> int:
+        """Return the address of a kernel's workspace, whose beginning is zeroed when it is first asked for.
 
         Args:
             kernel: Its number, of no other kernel ever.
             size: Bytes.
+            zeroed: Bytes that are zeroed.
         """
         found = self.places.get(kernel)
         if found is None:
             with current(self._runtime, self._ordinal):
                 found = self._room(-(-size // _GRANULE) * _GRANULE)
-                self._runtime.memsetAsync(found, 0, size, self._stream)
+                if zeroed:
+                    self._runtime.memsetAsync(found, 0, zeroed, self._stream)
             self.places[kernel] = found
         return found
 

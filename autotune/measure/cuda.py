@@ -137,7 +137,7 @@ class Multiplication:
         self._workspace = 0
         if launch.workspace_bytes:
             self._memory = gpu.allocate(launch.workspace_bytes)
-            gpu.fill(self._memory.ptr, 0, launch.workspace_bytes)
+            gpu.fill(self._memory.ptr, 0, launch.zeroed_bytes)
             self._workspace = self._memory.ptr
 
     def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> None:

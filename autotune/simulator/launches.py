@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def workspace_of(launch: Launch) -> dict[Argument, NDArray[np.float32]]:
-    """Return the zeroed workspace of a launch for `run_launch`; empty where it needs none."""
-    size = launch.workspace_bytes
-    return {"workspace": np.zeros(size // FLOAT_BYTES, np.float32)} if size else {}
+    """Return a workspace for `run_launch`, NaN where anything may be; empty where a launch needs none."""
+    if not launch.workspace_bytes:
+        return {}
+    workspace = np.zeros(launch.workspace_bytes // FLOAT_BYTES, np.float32)
+    workspace[launch.zeroed_bytes // FLOAT_BYTES :] = np.nan
+    return {"workspace": workspace}
 
 
 def run_launch(

@@ -19,7 +19,7 @@ from autotune.space.file import Heading, read_heading, read_space_file
 from autotune.space.statements import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
-from autotune.values.measurement import Launch
+from autotune.values.measurement import KernelLaunch, Launch
 from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
@@ -426,7 +426,7 @@ class Space:
         return columns
 
     def launch(self, config: Config, problem: Problem, device: Device) -> Launch:
-        """Return how the kernel of a config is launched; its name is the family's."""
+        """Return what a config launches; the kernel of the product has the family's name."""
         numbers, file = self._numbers(config, problem, device), self._file
         blocks, threads, shared_bytes = (int(part(numbers)) for part in file.launch)
         grid_y, grid_z, block_y = (
@@ -434,7 +434,15 @@ class Space:
         )
         workspace_bytes = 0 if file.workspace_bytes is None else int(file.workspace_bytes(numbers))
         block = (threads // block_y, block_y, 1)
-        return Launch.of(self.family, (blocks, grid_y, grid_z), block, shared_bytes, workspace_bytes)
+        scratch_bytes = 0 if file.scratch_bytes is None else int(file.scratch_bytes(numbers))
+        product = Launch.of(self.family, (blocks, grid_y, grid_z), block, shared_bytes, workspace_bytes)
+        before = (
+            KernelLaunch(each.entry, (blocks, 1, 1), (threads, 1, 1), shared_bytes, each.arguments)
+            for each in file.before
+            for blocks, threads, shared_bytes in [[int(part(numbers)) for part in each.launch]]
+            if blocks
+        )
+        return Launch((*before, *product.kernels), workspace_bytes, scratch_bytes)
 
     @property
     def math(self) -> Math:

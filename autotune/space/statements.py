@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from autotune.errors import SpaceError
 from autotune.outside import printable, shown
 from autotune.space.expression import FUNCTIONS, Expression
+from autotune.values.measurement import ARGUMENTS, Argument
 from autotune.values.problem import MATHS
 
 Value = int | str
@@ -34,7 +35,10 @@ LIMITS = (
     "l2_bytes",
 )
 LAUNCH = ("grid", "block", "shared_bytes")
-OPTIONAL = ("grid_y", "grid_z", "block_y", "workspace_bytes")  # may be left out of [launch]
+OPTIONAL = (  # may be left out of [launch]
+    *("grid_y", "grid_z", "block_y"),
+    *("workspace_bytes", "scratch_bytes"),
+)
 SERVES = ("math", "when")
 TEMPLATE_NAMES = ("family", "config_id", "template_digest", "layout")  # what rendering adds
 _KEYS = {
@@ -42,6 +46,7 @@ _KEYS = {
     "derived": ("expr", "meaning"),
     "constraints": ("expr", "reason"),
     "search": ("expr", "reason"),
+    "before": (*LAUNCH, "arguments"),
 }
 _ADAPTS = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
     *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
@@ -61,6 +66,14 @@ class Rule(NamedTuple):
     expression: Expression
     reason: str
     narrows: bool  # False: the kernel would be wrong or not start; True: legal, but not worth a search's time
+
+
+class Before(NamedTuple):
+    """A kernel that is launched before that of the product, where it has blocks."""
+
+    entry: str
+    launch: tuple[Expression, ...]  # as `SpaceFile.launch`
+    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,8 @@ class SpaceFile:
         grid_z: Blocks along z; None for one, and for a family that computes no batches.
         block_y: Rows into which the threads of a block are arranged; None for one.
         workspace_bytes: Bytes of workspace that a launch needs; None for none.
+        scratch_bytes: How many of them, the last, need not be zero before the first launch; None for none.
+        before: Kernels that are launched before that of the product.
         serves: Arithmetic that the family computes when nothing else is asked for; None for no such family.
         serves_when: Problems and devices that it serves; None for all.
         presets: Name to a choice for every parameter, however it was stated.
@@ -115,6 +130,8 @@ class SpaceFile:
     grid_z: Expression | None
     block_y: Expression | None
     workspace_bytes: Expression | None
+    scratch_bytes: Expression | None
+    before: tuple[Before, ...]
     serves: str | None
     serves_when: Expression | None
     presets: dict[str, dict[str, Value]]
@@ -184,7 +201,7 @@ class Reader:
             self._require_free(name, "derived")
             self.derived[name] = self._expression(entry, "expr", f"derived.{name}")
             self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
-        launch = self._table("launch")
+        launch, before = self._table("launch"), self._table("before")
         rules, narrowing = (
             tuple(self._rule(section, name, entry) for name, entry in self._table(section).items())
             for section in ("constraints", "search")
@@ -198,6 +215,7 @@ class Reader:
             sorted((rule.name, rule.narrows, rule.expression.text) for rule in (*rules, *narrowing)),
             sorted((part, " ".join(str(entry).split())) for part, entry in launch.items()),
             list(presets.items()),
+            *(sorted(entry.items()) for entry in before.values()),
         )
         if "grid_z" not in launch:
             rules += (self._rule("constraints", "one_product", _ONE_PRODUCT),)
@@ -221,6 +239,7 @@ class Reader:
                 part: self._expression(launch, part, "launch") if part in launch else None
                 for part in OPTIONAL
             },
+            before=tuple(self._before(name, entry) for name, entry in before.items()),
             serves=serves,
             serves_when=serves_when,
             presets=presets,
@@ -312,6 +331,15 @@ class Reader:
         place = f"{section}.{name}"
         reason = self._text(entry, "reason", f"{place}.reason")
         return Rule(name, self._expression(entry, "expr", place), reason, narrows=section == "search")
+
+    def _before(self, name: str, entry: dict[str, Any]) -> Before:
+        place = f"before.{name}"
+        arguments = tuple(self._text(entry, "arguments", f"{place}.arguments").split())
+        unknown = [each for each in arguments if each not in ARGUMENTS]
+        if unknown:
+            self._refuse(f"{place}.arguments: {shown(unknown[0])} is none of {', '.join(ARGUMENTS)}")
+        launch = tuple(self._expression(entry, part, place) for part in LAUNCH)
+        return Before(self._name(name, "before"), launch, cast(tuple[Argument, ...], arguments))
 
     def _presets(self, family: str) -> dict[str, dict[str, Value]]:
         """Read the presets; one with ``from``, a preset above it, states only how it differs from that."""

@@ -46,8 +46,9 @@ class Launch:
 
     Attributes:
         kernels: Launched one after the other, of the same machine code; the last one computes the product.
-        workspace_bytes: Device memory that the kernels work in: all zero before the first multiplication,
-            for one at a time; 0 for none.
+        workspace_bytes: Device memory that the kernels work in, for one multiplication at a time; 0 for none.
+        scratch_bytes: So many of its last bytes may hold anything; all others are zero before the first
+            multiplication.
 
     Raises:
         RecordError: There is no kernel, or the workspace is taken by none, or has no size.
@@ -55,6 +56,7 @@ class Launch:
 
     kernels: tuple[KernelLaunch, ...]
     workspace_bytes: Count = 0
+    scratch_bytes: Annotated[int, Limit(least=0, omitted=True)] = 0
 
     def __post_init__(self) -> None:
         if not self.kernels:
@@ -62,6 +64,10 @@ class Launch:
         if any("workspace" in each.arguments for each in self.kernels) != (self.workspace_bytes > 0):
             raise RecordError(
                 f"a workspace of {self.workspace_bytes} bytes contradicts the arguments of the kernels"
+            )
+        if self.scratch_bytes > self.workspace_bytes:
+            raise RecordError(
+                f"scratch_bytes {self.scratch_bytes} is more than workspace_bytes {self.workspace_bytes}"
             )
 
     @classmethod
@@ -76,6 +82,11 @@ class Launch:
         """Return the launch of one kernel: on alpha, A, B, beta, C, and a workspace if it has a size."""
         arguments = ARGUMENTS if workspace_bytes else ARGUMENTS[:-1]
         return cls((KernelLaunch(entry, grid, block, shared_bytes, arguments),), workspace_bytes)
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """First bytes of the workspace, which are zero before the first multiplication."""
+        return self.workspace_bytes - self.scratch_bytes
 
     @property
     def grid(self) -> tuple[int, int, int]:
