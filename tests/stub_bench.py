@@ -78,9 +78,13 @@ def answer(comparison, announce):
     if comparison.sustained_s:
         for name, ms in {"kernel": 1.25, **{name: times[name] for name in libraries}}.items():
             announce(name)
-            sustained[name] = Sustained(ms, 9, comparison.sustained_s, 690.5, 1650.0, ("power cap",))
+            sustained[name] = _held(ms, comparison.sustained_s)
     wrong = Rejected("correctness", "C[0, 0] is nan")
     return "answer", Compared(wrong if act == WRONG else measured(1.0), libraries, sustained)
+
+
+def _held(ms, seconds):
+    return Sustained(seconds, 9, ms, 0.6905 * ms, "energy counter", 1650.0, ("power cap",))
 
 
 def no_gpu(connection, ordinal, problem, seed, cold):

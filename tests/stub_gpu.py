@@ -12,7 +12,7 @@ from pathlib import Path
 from autotune.errors import DeviceError, MachineFault, Rejected
 from autotune.measure.service import attend, received
 from autotune.values.device import named_device
-from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Timing, Verdict
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Sustained, Timing, Verdict
 
 FACTS = GpuFacts(named_device("h200"), "580.95.05", 1 << 30, 2, "0000:04:00.0")
 
@@ -55,6 +55,15 @@ def act(entry):
     return measured(float(entry)), True
 
 
+def sustained(about, announce):
+    _, timing, seconds = about
+    announce("kernel")
+    if os.environ.get("STUB_SUSTAINED"):
+        act(os.environ["STUB_SUSTAINED"])
+    ms = 1.25 * timing.median_ms
+    return "answer", Sustained(seconds, 9, ms, 0.7 * ms, "energy counter", 1650.0, ("power cap",))
+
+
 def serve(connection, ordinal, problem, seed, cold):
     connection.send(("ready", FACTS))
     messages = received(connection)
@@ -73,6 +82,8 @@ class Stub:
         return act(launch.kernels[0].entry)
 
     def answer(self, kind, about, announce):
+        if kind == "sustained":
+            return sustained(about, announce)
         assert kind == "finals"
         candidates, baseline = about
         announce(None)
@@ -125,6 +136,8 @@ class Hashed:
         return act(HARM[word]) if word else (outcome, True)
 
     def answer(self, kind, about, announce):
+        if kind == "sustained":
+            return sustained(about, announce)
         candidates, _ = about
         announce(None)
         outcomes = {}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace as Facts
 
@@ -178,9 +179,19 @@ def test_the_energy_counter_tells_the_power_where_there_is_one():
     counted = [
         Reading(10 + step, 1700 + step, 0x4 * (step > 0), 100.0, 50 + 600.0 * step) for step in range(3)
     ]
-    assert power_of(counted) == (600.0, 1701.0, ("power cap",))
+    assert power_of(counted) == (600.0, "energy counter", 1701.0, ("power cap",))
     read = [Reading(10 + step, 1700, 0, 500.0 + 100 * step, None) for step in range(3)]
-    assert power_of(read) == (600.0, 1700.0, ())
-    assert power_of([Reading(1, 1700, 0, None, None)]) == (None, 1700.0, ())
-    assert power_of([counted[0]]) == (100.0, 1700.0, ()), "a counter tells nothing at one moment"
-    assert power_of([]) == (None, None, ())
+    assert power_of(read) == (600.0, "power readings", 1700.0, ())
+    assert power_of([Reading(1, 1700, 0, None, None)]) == (None, None, 1700.0, ())
+    assert power_of([]) == (None, None, None, ())
+
+
+def test_a_counter_that_moves_ten_times_a_second_is_read_where_it_moves():
+    """70 J each 0.1 s, read each 0.03 s: from end to end it would be 770 W, or 640."""
+    read = [Reading(0.03 * i, 1700, 0, 690.0, 70.0 * (3 * i // 10)) for i in range(40)]
+    for begin in range(10):
+        for end in range(25, 40):
+            watts, by, *_ = power_of(read[begin:end])
+            assert (watts, by) == (pytest.approx(700, rel=0.05), "energy counter")
+    still = [replace(each, joules=7.0) for each in read]
+    assert power_of(still)[:2] == (690.0, "power readings"), "a counter that stands still tells nothing"

@@ -91,12 +91,14 @@ def object_of(kind: type) -> dict[str, Any]:
     for field in fields(kind):  # type: ignore[arg-type]
         told = about.get(field.name) or (ABOUT.get(field.name) if kind is Record else None)
         parts[field.name] = ({"description": told} if told else {}) | schema_of(hints[field.name])
-    required = [name for name in parts if not stated(hints[name]).omitted]
+    required = [name for name in parts if not omitted(hints[name])]
     return {"type": "object", "properties": parts, "required": required, "additionalProperties": False}
 
 
-def stated(hint: Any) -> Limit:
-    return get_args(hint)[1] if get_origin(hint) is Annotated else Limit()
+def omitted(hint: Any) -> bool:
+    if get_origin(hint) in (Union, UnionType):
+        return any(omitted(each) for each in get_args(hint))
+    return get_origin(hint) is Annotated and bool(get_args(hint)[1].omitted)
 
 
 def whole() -> str:

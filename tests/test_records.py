@@ -59,6 +59,7 @@ def make_record(**changes: Any) -> Record:
         timing=records.Timing(
             QUANTILES[1], QUANTILES, 30, 4, "warm", "graph", {"sm_mhz": (1980, 1975)}, False
         ),
+        sustained=records.Sustained(0.5, 96, 2.61, 1.81234567, "energy counter", 1755.5, ("power cap",)),
         gflops=PROBLEM.flops / QUANTILES[1] / 1e6,
         vs_cublas=1.01234567,
         cublas=records.Cublas(2.3427, None),
@@ -85,8 +86,8 @@ def timed(median_ms: float, **changes: Any) -> Record:
 
 def estimated() -> Record:
     return make_record(
-        evidence="estimated", timing=None, gflops=None, vs_cublas=None, cublas=None, runners_up=(),
-        toolchain=records.Toolchain("13.5", None, ()),
+        evidence="estimated", timing=None, sustained=None, gflops=None, vs_cublas=None, cublas=None,
+        runners_up=(), toolchain=records.Toolchain("13.5", None, ()),
     )  # fmt: skip
 
 
@@ -138,7 +139,8 @@ def test_keys_come_in_the_documented_order() -> None:
     assert list(value) == [
         "schema", "evidence", "problem", "device", "gpu_uuid", "family", "config", "launch", "code_digest",
         "machine_code_digest", "template_digest", "space_digest", "toolchain", "resources", "timing",
-        "gflops", "vs_cublas", "cublas", "verification", "search", "runners_up", "created", "imported",
+        "sustained", "gflops", "vs_cublas", "cublas", "verification", "search", "runners_up", "created",
+        "imported",
     ]  # fmt: skip
     assert list(value["timing"]) == [
         "median_ms", "quantiles_ms", "repeats", "launches", "l2", "method", "clocks", "noisy"
@@ -274,7 +276,7 @@ def test_each_missing_and_each_unknown_key_is_named() -> None:
             continue
         where = "$" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in at)
         assert fault(changed(at, {**inner, "confg": 1})) == f"{where}: unknown key 'confg'"
-        for key in inner:
+        for key in set(inner) - {"sustained"}:  # which is left out where there is none
             less = {name: item for name, item in inner.items() if name != key}
             assert fault(changed(at, less)) == f"{where}: missing key {key!r}"
             checked += 1
@@ -315,12 +317,12 @@ def test_random_edits_raise_nothing_else(at: int, new: str, removed: int) -> Non
         ),
         (("gflops",), None, "$: a measured record needs timing and gflops"),
         (("vs_cublas",), None, "$: vs_cublas and cublas go together: both or neither"),
-        (("evidence",), "estimated", "$: an estimated record holds no timing, gflops"),
+        (("evidence",), "estimated", "$: an estimated record holds no timing, sustained, gflops"),
         (("created",), "2026-02-31T12:00:00Z", "$: created is not a time: day is out of range"),
         (("created",), "today", "$.created: expected text that matches"),
         (("family",), "../../x", "$.family: expected text that matches"),
         (("device", "name"), "a\nb", "$.device.name: expected printable characters, got 'a\\nb'"),
-        (("schema",), 0, "$.schema: expected 4, got 0"),
+        (("schema",), 0, "$.schema: expected 5, got 0"),
         ((), [], "$: expected an object, got a list"),
     ],
 )
@@ -329,8 +331,8 @@ def test_the_message_leads_to_the_fault(at: tuple[str | int, ...], new: Any, mes
 
 
 def test_a_newer_schema_is_refused_before_its_keys_are_judged() -> None:
-    message = fault('{"schema": 5, "unheard_of": 1}')
-    assert message.startswith("schema 5 is newer than 4, the latest this version reads: update")
+    message = fault('{"schema": 6, "unheard_of": 1}')
+    assert message.startswith("schema 6 is newer than 5, the latest this version reads: update")
 
 
 def test_outcomes_know_every_rejection_kind() -> None:
@@ -402,10 +404,10 @@ def test_a_broken_file_is_passed_over_with_one_warning_and_left_alone(content: b
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     path = Store(tmp_path).write(make_record())
-    path.write_text('{"schema": 5}')
-    with pytest.raises(RecordError, match="schema 5 is newer"):
+    path.write_text('{"schema": 6}')
+    with pytest.raises(RecordError, match="schema 6 is newer"):
         Store(tmp_path).find(H200, "sgemm", PROBLEM)
-    assert path.read_text() == '{"schema": 5}'
+    assert path.read_text() == '{"schema": 6}'
 
 
 def test_read_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -655,6 +657,9 @@ def older(schema: int) -> dict[str, Any]:
     """The record as an earlier version wrote it."""
     old = json.loads(TEXT)
     old["schema"] = schema
+    del old["sustained"]
+    if schema == 4:
+        return old
     kernel = old["launch"].pop("kernels")[0]
     old["launch"] |= {name: kernel[name] for name in ("grid", "block", "shared_bytes")}
     if schema == 3:
@@ -685,9 +690,18 @@ def older(schema: int) -> dict[str, Any]:
     return old
 
 
+SILENT = dataclasses.replace(from_json(TEXT, "x"), sustained=None)
+
+
+def test_a_record_of_schema_4_is_migrated() -> None:
+    old = json.dumps(older(4))
+    assert from_json(old, "x") == SILENT
+    assert "sustained" not in to_json(SILENT)
+
+
 def test_a_record_of_schema_3_is_migrated() -> None:
     old = older(3)
-    assert from_json(json.dumps(old), "x") == from_json(TEXT, "x")
+    assert from_json(json.dumps(old), "x") == SILENT
     old["launch"]["workspace_bytes"] = 64
     launch = from_json(json.dumps(old), "x").launch
     assert (launch.kernels[0].entry, launch.kernels[0].arguments[-1]) == ("sgemm", "workspace")
@@ -697,7 +711,7 @@ def test_a_record_of_schema_3_is_migrated() -> None:
 def test_a_record_of_schema_2_is_migrated() -> None:
     record = from_json(json.dumps(older(2)), "x")
     assert (record.schema, record.gpu_uuid, record.machine_code_digest, record.imported) == (
-        4,
+        5,
         None,
         None,
         None,
@@ -734,7 +748,7 @@ def test_what_migration_cannot_read_is_one_line_too() -> None:
 def test_a_record_of_schema_1_is_migrated() -> None:
     old = older(1)
     record = from_json(json.dumps(old), "x")
-    assert (record.schema, record.launch.workspace_bytes, record.search.stages_s) == (4, 0, {})
+    assert (record.schema, record.launch.workspace_bytes, record.search.stages_s) == (5, 0, {})
     assert record.cublas is not None
     assert record.cublas.version is None
     old["launch"] = 3
@@ -747,6 +761,8 @@ def test_a_record_of_schema_1_is_migrated() -> None:
         (("timing", "median_ms"), 1e-9, "$: timing.median_ms 1e-09 is not between its quantiles"),
         (("timing", "median_ms"), 3.0, "$: timing.median_ms 3 is not between its quantiles"),
         (("gflops",), 930.0, "$: gflops 930 is not 2mnk / median_ms, which is 920.7"),
+        (("sustained", "mean_ms"), 1e-9, "$: median_ms 1e-09 is impossible"),
+        (("sustained", "power_by"), None, "$.sustained: joules and power_by go together"),
         (("vs_cublas",), 2.0, "$: vs_cublas 2 is not cuBLAS / ours, 1.0123"),
         (
             ("runners_up", 0, "median_ms"),

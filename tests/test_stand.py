@@ -51,6 +51,9 @@ class Timer:
     def prepare(self, launches, method):
         self.method = method
 
+    def start(self):
+        return self.sample
+
     def sample(self):
         call = self.calls[self.next]
         self.next = (self.next + 1) % len(self.calls)

@@ -255,6 +255,9 @@ class Hot:
     def prepare(self, launches, method):
         self.launches, self.method, self.ran = launches, method, 0.0
 
+    def start(self):
+        return self.sample
+
     def sample(self):
         ms = self.ms * (1.0 if self.ran < 1.0 else 1.25)
         seconds = self.launches * ms / 1e3
@@ -271,10 +274,10 @@ def test_what_is_sustained_is_the_second_half_of_each():
     found = sustain([one, other], [2.0, 0.001], 3.0, "graph", gpu, said.append, lambda: gpu.now)
     assert (one.launches, one.method, other.launches) == (10, "graph", MAX_LAUNCHES)
     assert [each.mean_ms for each in found] == pytest.approx([2.5, 0.00125]), "not the cool first half"
-    assert [(each.watts, each.sm_mhz, each.throttle) for each in found] == [
-        (700.0, 1600.0, ("power cap",)),
-        (400.0, 1600.0, ("power cap",)),
-    ]
+    assert [each.watts for each in found] == pytest.approx([700, 400])
+    assert {(each.power_by, each.sm_mhz, each.throttle) for each in found} == {
+        ("power readings", 1600.0, ("power cap",))
+    }
     assert said == sorted(said), "one after the other"
     assert set(said) == {0, 1}
     assert found[0].launches * 2.5e-3 == pytest.approx(1.5, abs=0.05)
@@ -285,7 +288,28 @@ def test_what_is_sustained_is_the_second_half_of_each():
 def test_a_kernel_that_takes_longer_than_half_the_time_is_run_until_one_sample_counts():
     gpu = Heating()
     (found,) = sustain([gpu.runnable(4000.0, 700.0)], [4000.0], 1.0, "graph", gpu, now=lambda: gpu.now)
-    assert (found.launches, found.mean_ms) == (1, 5000.0)
+    assert (found.launches, found.mean_ms) == (2, 5000.0), "the second was enqueued before the first was done"
+
+
+def test_the_next_sample_is_enqueued_before_one_is_waited_for():
+    class Queue(Scripted):
+        queued, seen = 0, ()
+
+        def start(self):
+            self.queued += 1
+
+            def wait():
+                self.seen += (self.queued,)
+                self.queued -= 1
+                gpu.now += 0.02
+                return 2.0
+
+            return wait
+
+    gpu, runnable = Heating(), Queue(2.0)
+    (found,) = sustain([runnable], [2.0], 1.0, "graph", None, now=lambda: gpu.now)
+    assert (set(runnable.seen[:-1]), runnable.seen[-1], runnable.queued) == ({2}, 1, 0)
+    assert (found.mean_ms, found.power_by) == (2.0, None)
 
 
 def test_without_nvml_there_is_still_a_speed():

@@ -17,7 +17,7 @@ from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
 from autotune.tuning.built import Built
-from autotune.tuning.finals import FINALISTS, finalists, ranked
+from autotune.tuning.finals import FINALISTS, SUSTAINED_S, finalists, ranked, sustained_s
 from autotune.tuning.progress import Progress
 from autotune.tuning.trial import Trial
 from autotune.values.device import named_device
@@ -203,6 +203,30 @@ def test_a_stored_time_that_a_loser_no_longer_reaches_is_renewed(bench, both, ot
     renewed = Store(bench.root).find(H200, "second", PROBLEM)
     assert renewed.timing.median_ms >= whole.timing.median_ms
     assert renewed.config == alone.config
+
+
+def test_the_winner_is_run_back_to_back_for_its_energy(bench):
+    record = bench.tune(budget="20")
+    held = record.sustained
+    assert (held.seconds, held.power_by) == (SUSTAINED_S, "energy counter")
+    assert held.mean_ms == pytest.approx(1.25 * record.timing.median_ms, rel=1e-5)
+    assert held.watts == pytest.approx(700, rel=1e-5)
+    assert record == Store(bench.root).find(H200, "plain", PROBLEM)
+    assert bench.tune(budget="0.3s", root=bench.root / "other").sustained is None, "no time for that"
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [("60s", SUSTAINED_S), ("300", SUSTAINED_S), ("2s", 0.0)])
+def test_that_run_is_taken_from_a_budget_that_can_spare_it(budget, seconds):
+    assert sustained_s(Budget.parse(budget)) == seconds
+
+
+def test_a_winner_that_fails_back_to_back_is_stored_without_its_energy(bench, monkeypatch):
+    monkeypatch.setenv("STUB_SUSTAINED", "crash")
+    notes = []
+    record = bench.tune(budget="20", watch=lambda progress: notes.append(list(progress.notes)))
+    assert record.sustained is None
+    assert record == Store(bench.root).find(H200, "plain", PROBLEM)
+    assert notes[-1][-1].startswith("the energy of a launch is not known: crash, the GPU worker died")
 
 
 def test_the_record_says_where_the_time_went(bench):

@@ -190,7 +190,7 @@ _SECTIONS = {
         "shared side of copies",
         "on",
     ),
-    "time": ("measured", "predicted", "estimate", "its parts"),
+    "time": ("measured", "sustained", "predicted", "estimate", "its parts"),
 }
 
 
@@ -254,6 +254,8 @@ def _rows(account: Account) -> list[tuple[str, str]]:
                 f"{account.roofline_ms / account.median_ms:.1%} of the roofline{versus}",
             )
         )
+    if account.sustained is not None:
+        rows.append(("sustained", account.sustained.words(account.problem.flops)))
     if account.predicted_ms is not None:
         ms = account.predicted_ms
         rows.append(

@@ -313,6 +313,7 @@ def summary(record: Record, space: str | None = None) -> str:
         *config,
         f"  timing    10-90 % of {timing.repeats} samples: {low:.6g} to {high:.6g} ms, {timing.l2} L2, "
         f"{timing.method}{', noisy' if timing.noisy else ''}",
+        *([f"  sustained {record.sustained.words(record.problem.flops)}"] if record.sustained else []),
         *found,
     ]
     ties = sum(each.tied for each in record.runners_up)

@@ -10,19 +10,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from autotune.values.measurement import Clocks
+from autotune.values.measurement import POWER_CAP, Clocks, PowerBy
 
 # NVML_CLOCKS_EVENT_REASON_* of nvml.h; idle, application clocks and sync boost are normal and left out.
 THROTTLE_REASONS = {
-    0x04: "power cap",
+    0x04: POWER_CAP,
     0x08: "hardware slowdown",
     0x20: "software thermal",
     0x40: "hardware thermal",
     0x80: "power brake",
 }
-WATCH_EVERY_S = 0.05
+WATCH_EVERY_S = 0.002
 _THERMAL_POLICY = 1  # nvmlPerfPolicyType_t
 _THERMAL = "software thermal"
 
@@ -81,23 +82,32 @@ class Reading:
     joules: float | None
 
 
-def power_of(readings: Sequence[Reading]) -> tuple[float | None, float | None, tuple[str, ...]]:
-    """Return mean watts, mean SM MHz, and what throttled, over some readings.
+def power_of(
+    readings: Sequence[Reading],
+) -> tuple[float | None, PowerBy | None, float | None, tuple[str, ...]]:
+    """Return mean watts, where they are from, mean SM MHz, and what throttled, over some readings.
 
-    The power is that of the energy counter, between the first reading and the last, where there is one; else
-    the mean of the power that was read.
+    The energy counter tells, where there is one, between the first change of it that is seen and the last: it
+    moves some ten times a second only. Else it is the mean of the power that was read.
     """
     if not readings:
-        return None, None, ()
+        return None, None, None, ()
     reasons = 0
     for each in readings:
         reasons |= each.reasons
-    first, last = readings[0], readings[-1]
-    watts = [each.watts for each in readings if each.watts is not None]
-    mean = sum(watts) / len(watts) if watts else None
-    if first.joules is not None and last.joules is not None and last.joules > first.joules:
-        mean = (last.joules - first.joules) / (last.at - first.at)
-    return mean, sum(each.sm_mhz for each in readings) / len(readings), throttle_names(reasons)
+    sm_mhz = sum(each.sm_mhz for each in readings) / len(readings)
+    changes = [
+        (now.at, now.joules)
+        for before, now in pairwise(readings)
+        if before.joules is not None and now.joules is not None and now.joules > before.joules
+    ]
+    if len(changes) > 1:
+        (began, first), (ended, last) = changes[0], changes[-1]
+        return (last - first) / (ended - began), "energy counter", sm_mhz, throttle_names(reasons)
+    watts = [each.watts for each in readings if each.watts]
+    if not watts:
+        return None, None, sm_mhz, throttle_names(reasons)
+    return sum(watts) / len(watts), "power readings", sm_mhz, throttle_names(reasons)
 
 
 class ClockMonitor:

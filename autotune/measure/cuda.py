@@ -163,7 +163,6 @@ class EventTimer:
         self._next = 0
         self._launches = 1
         self._graph: Any = None
-        self._start, self._end = Event(), Event()
 
     def prepare(self, launches: int, method: Method) -> None:
         """Make a sample consist of this many launches, issued this way."""
@@ -177,17 +176,26 @@ class EventTimer:
             graph.upload(self._gpu.stream)
             self._graph = graph
 
-    def sample(self) -> float:
-        """Run one sample; return milliseconds per launch."""
-        self._start.record(self._gpu.stream)
+    def start(self) -> Callable[[], float]:
+        """Enqueue one sample; return what waits for it and gives milliseconds per launch."""
+        begin, end, launches = Event(), Event(), self._launches
+        begin.record(self._gpu.stream)
         if self._graph is None:
             self._enqueue()
         else:
             self._graph.launch(self._gpu.stream)
-        self._end.record(self._gpu.stream)
-        self._end.synchronize()
-        total: float = get_elapsed_time(self._start, self._end)
-        return total / self._launches
+        end.record(self._gpu.stream)
+
+        def wait() -> float:
+            end.synchronize()
+            total: float = get_elapsed_time(begin, end)
+            return total / launches
+
+        return wait
+
+    def sample(self) -> float:
+        """Run one sample; return milliseconds per launch."""
+        return self.start()()
 
     def _enqueue(self) -> None:
         for _ in range(self._launches):

@@ -76,7 +76,7 @@ class Bench(Protocol):
         """Do what is asked for, and return the message that ends it.
 
         Args:
-            kind: "finals", "comparison" or "facts".
+            kind: "finals", "sustained", "comparison" or "facts".
             about: What the parent sent with it.
             announce: Told who is about to run.
         """
@@ -170,6 +170,10 @@ class _Bench:
             assert self._stand is not None, "finals need a problem"
             candidates, baseline = about
             return self._stand.finals(candidates, baseline, announce)
+        if kind == "sustained":
+            assert self._stand is not None, "candidates need a problem"
+            candidate, timing, seconds = about
+            return self._stand.sustained(candidate, timing, seconds, announce)
         (asked,) = about
         stand = Stand(self._site, asked.problem, asked.seed, asked.cold, (asked.alpha, asked.beta))
         return stand.compare(asked, announce)

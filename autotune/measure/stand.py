@@ -128,6 +128,28 @@ class Stand:
         announce(CUBLAS)
         return Finals(outcomes, cublas, self._kernels(entrants[CUBLAS]), library.version)
 
+    def sustained(
+        self, candidate: Candidate, timing: Timing, seconds: float, announce: Announce
+    ) -> Sustained:
+        """Run one that was right and timed back to back for some seconds.
+
+        Args:
+            candidate: The one.
+            timing: Of it.
+            seconds: For how long; the second half counts.
+            announce: Told that it runs, by `KERNEL`.
+
+        Raises:
+            CUDA_ERRORS: It cannot be launched, or failed.
+        """
+        announce(KERNEL)
+        timer = self._timer(Multiplication(self._gpu, *candidate))
+        (found,) = sustain(
+            *([timer], [timing.median_ms], seconds, timing.method),
+            *(self._site.clocks, lambda turn: announce(KERNEL)),
+        )
+        return found
+
     def compare(self, comparison: Comparison, announce: Announce) -> Compared:
         """Check a kernel and the libraries in full, then time those that are right in turns.
 

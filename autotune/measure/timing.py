@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from autotune.measure.clocks import Reading, power_of
-from autotune.values.measurement import L2, Clocks, Method, Sustained, Timing
+from autotune.values.measurement import L2, POWER_CAP, Clocks, Method, Sustained, Timing
 
 GRAPH_BELOW_MS = 0.03  # a lone launch reads up to 10 us too much, so this holds for every kernel below 20 us
 REPEAT_BELOW_MS = 0.2  # a short first launch may read several times too much: its process has just started
@@ -35,7 +35,6 @@ FINAL_SECONDS = 1.5
 SUSTAINED_SAMPLE_MS = 20.0
 NOISY_SPREAD = 0.05
 NEAR = 1.05  # of several ways to do the same, those this close to the fastest are timed again
-POWER_CAP = "power cap"
 
 T = TypeVar("T")
 
@@ -45,6 +44,9 @@ class Runnable(Protocol):
 
     def prepare(self, launches: int, method: Method) -> None:
         """Make a sample consist of this many launches, issued this way."""
+
+    def start(self) -> Callable[[], float]:
+        """Enqueue one sample; return what waits for it and gives milliseconds per launch."""
 
     def sample(self) -> float:
         """Run one sample; return milliseconds per launch."""
@@ -164,8 +166,8 @@ def sustain(
 ) -> list[Sustained]:
     """Run each back to back for some seconds, one after the other; what counts is the second half of each.
 
-    Samples of some `SUSTAINED_SAMPLE_MS` follow each other with the few microseconds between that the host
-    needs.
+    Samples of some `SUSTAINED_SAMPLE_MS` follow each other, the next one enqueued before the host waits for
+    one: the GPU never idles.
 
     Args:
         runnables: Each must have been timed.
@@ -186,16 +188,21 @@ def sustain(
         runnable.prepare(launches, method)
         samples: list[float] = []
         with nullcontext([]) if power is None else power.watch() as readings:
-            middle = now() + seconds / 2
-            while not samples or now() < middle + seconds / 2:
-                late = now() >= middle
+            middle, late = now() + seconds / 2, False
+            waits = [runnable.start()]
+            while waits:
+                if not samples or now() < middle + seconds / 2:
+                    waits.append(runnable.start())
                 announce(index)
-                ms = runnable.sample()
+                ms = waits.pop(0)()
                 if late:
                     samples.append(ms)
-        told = power_of([reading for reading in readings if reading.at >= middle])
+                late = now() >= middle
         mean_ms = sum(samples) / len(samples)
-        found.append(Sustained(mean_ms, launches * len(samples), seconds, *told))
+        watts, power_by, sm_mhz, throttle = power_of([each for each in readings if each.at >= middle])
+        joules = None if watts is None else watts * mean_ms / 1e3
+        counted = launches * len(samples)
+        found.append(Sustained(seconds, counted, mean_ms, joules, power_by, sm_mhz, throttle))
     return found
 
 

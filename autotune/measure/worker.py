@@ -20,7 +20,7 @@ from autotune.code.process import Child, ChildDied
 from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected
 from autotune.measure.comparison import KERNEL, Baseline, BenchFacts, Compared, Comparison, Library
 from autotune.values.device import Device
-from autotune.values.measurement import Finals, GpuFacts, Launch, Trial, Tried
+from autotune.values.measurement import Finals, GpuFacts, Launch, Sustained, Timing, Trial, Tried
 from autotune.values.problem import Problem
 
 START_SECONDS = 120.0
@@ -258,6 +258,26 @@ class GpuWorker:
             finals: Finals = answer or Finals({}, None, None)
             outcomes = {**lost, **finals.outcomes}
             return replace(finals, outcomes={key: outcomes[n] for n, (key, *_) in enumerate(entries)})
+
+    def sustained(
+        self, binary: Binary, launch: Launch, timing: Timing, seconds: float, timeout_s: float
+    ) -> Sustained | Rejected:
+        """Run a finalist that was timed back to back for some seconds, of which the second half counts.
+
+        Returns:
+            What was seen; its rejection, if it kills the worker or is silent for ``timeout_s`` seconds.
+
+        Raises:
+            ValueError: Candidates are pending.
+            DeviceError: The worker fails without its fault.
+        """
+        candidate = binary.cubin, launch
+        answer = self._answer("sustained", candidate, timing, seconds, timeout_s=timeout_s)
+        if isinstance(answer, _Blame):
+            assert isinstance(answer.why, Rejected)
+            return answer.why
+        found: Sustained = answer
+        return found
 
     def compare(self, comparison: Comparison) -> Compared:
         """Check a kernel and the libraries in full on the same operands, then time them in turns.

@@ -23,7 +23,7 @@ from autotune.records.schema import (
     Verification,
 )
 from autotune.records.store import Entry, Store
-from autotune.values.measurement import KernelLaunch, Launch, Timing
+from autotune.values.measurement import KernelLaunch, Launch, Sustained, Timing
 
 __all__ = [
     "SCHEMA",
@@ -38,6 +38,7 @@ __all__ = [
     "RunnerUp",
     "Searched",
     "Store",
+    "Sustained",
     "Timing",
     "Toolchain",
     "Verification",

@@ -19,7 +19,7 @@ from autotune.records.schema import (
     Verification,
 )
 from autotune.values.device import Device
-from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Verdict
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Sustained, Verdict
 
 
 def measured(
@@ -30,6 +30,7 @@ def measured(
     facts: GpuFacts,
     others: Iterable[tuple[Source, MeasuredTrial]],
     search: Searched,
+    sustained: Sustained | None = None,
 ) -> Record:
     """Make the record of a kernel that passed its finals.
 
@@ -41,6 +42,7 @@ def measured(
         facts: Of the GPU.
         others: The other finalists to list, the fastest first.
         search: How it was found.
+        sustained: What it did back to back.
     """
     timing, cublas = won.timing, finals.cublas
     outcomes = (each for each in finals.outcomes.values() if isinstance(each, MeasuredTrial))
@@ -50,6 +52,7 @@ def measured(
         evidence="measured",
         gpu_uuid=facts.uuid,
         timing=timing,
+        sustained=sustained,
         gflops=source.problem.flops / timing.median_ms / 1e6,
         vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
         cublas=None

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, Literal
 from autotune.errors import REJECTION_KINDS, RecordError
 from autotune.values.device import Device, known_devices, slug_of
 from autotune.values.limits import Count, Limit, Milliseconds, Name, Quantiles, ReadOnly, Size
-from autotune.values.measurement import ARGUMENTS, Launch, Timing
+from autotune.values.measurement import ARGUMENTS, Launch, Sustained, Timing
 from autotune.values.problem import Problem
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 AGREE = 1e-3  # how far a number may be from what others in the record make it: they are rounded
 LAUNCH_MS = 5e-4  # no launch takes less than half a microsecond
 FASTEST_MHZ = 4000  # no GPU has a higher clock
@@ -216,6 +216,7 @@ class Record:
         machine_code_digest: SHA-256 of the cubin that was measured; None in records of schema 2.
         template_digest: Of the templates that rendered it.
         space_digest: Of the search-space file.
+        sustained: The kernel run back to back, for its energy; left out where it was not, as before schema 5.
         gflops: 2 m n k / median_ms, in 10^9 operations per second.
         vs_cublas: Time of cuBLAS / time of this kernel; None where cuBLAS is absent.
         runners_up: The other finalists of the family, the fastest first.
@@ -226,7 +227,7 @@ class Record:
         RecordError: The parts contradict each other, or a time is shorter than the GPU can be.
     """
 
-    schema: Literal[4] = SCHEMA
+    schema: Literal[5] = SCHEMA
     evidence: Literal["measured", "estimated"]
     problem: Problem
     device: RecordedDevice
@@ -241,6 +242,7 @@ class Record:
     toolchain: Toolchain
     resources: Resources
     timing: Timing | None
+    sustained: Annotated[Sustained, Limit(omitted=True)] | None = None
     gflops: Annotated[float, Limit(above=0, decimals=1)] | None
     vs_cublas: Annotated[float, Limit(above=0, decimals=4)] | None
     cublas: Cublas | None
@@ -252,11 +254,11 @@ class Record:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "config", ReadOnly(self.config))
-        times = (self.timing, self.gflops, self.vs_cublas, self.cublas)
+        times = (self.timing, self.sustained, self.gflops, self.vs_cublas, self.cublas)
         if self.evidence == "estimated":
             if self.runners_up or any(time is not None for time in times):
                 raise RecordError(
-                    "an estimated record holds no timing, gflops, vs_cublas, cublas or runners_up"
+                    "an estimated record holds no timing, sustained, gflops, vs_cublas, cublas or runners_up"
                 )
         elif self.timing is None or self.gflops is None:
             raise RecordError("a measured record needs timing and gflops")
@@ -290,6 +292,8 @@ class Record:
                 raise RecordError(f"vs_cublas {self.vs_cublas:.6g} is not cuBLAS / ours, {ratio:.6g}")
         least = least_ms(self.problem, self.device, timing)
         shortest = min([timing.median_ms, *(each.median_ms for each in self.runners_up)])
+        if self.sustained is not None:
+            shortest = min(shortest, self.sustained.mean_ms)
         if shortest < least:
             raise RecordError(
                 f"median_ms {shortest:.6g} is impossible: {self.device.name} takes {least:.3g} ms for "
@@ -319,7 +323,7 @@ def migrated(value: object) -> object:
     Schema 1 knew no workspace, no version of cuBLAS, no resumed search and no stages. Schema 2 listed the
     winner again as the first of its finalists, and knew no digest of machine code or of a finalist's code,
     no UUID and no import; its names said less of their units. Up to schema 3 a launch was that of one kernel,
-    of the family's name.
+    of the family's name. Schema 4 knew no energy.
 
     Raises:
         RecordError: The first finalist is not the winner.
@@ -329,7 +333,7 @@ def migrated(value: object) -> object:
     if value["schema"] < 3:
         value = _of_schema_3(value)
     launch = value.get("launch")
-    if not isinstance(launch, dict):
+    if value["schema"] > 3 or not isinstance(launch, dict):
         return value | {"schema": SCHEMA}
     workspace_bytes = launch.get("workspace_bytes")
     kernel = {"entry": value.get("family")}

@@ -22,7 +22,9 @@ from autotune.model.occupancy import Occupancy, occupancy
 from autotune.report.limit import limit_of, wave_efficiency
 from autotune.simulator.launches import run_launch, workspace_of
 from autotune.space.space import Config, Space
+from autotune.values import typed
 from autotune.values.device import Device
+from autotune.values.measurement import Sustained
 from autotune.values.problem import Problem
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Account:
         estimate_ms: Static estimate, an order and no claim; None for families it does not model.
         estimate_parts: Its parts, ms.
         median_ms: Measured time, from the record.
+        sustained: What it did back to back, from the record.
         predicted_ms: What a model expects where nothing was measured.
         bottleneck, because, relief: The limit: see `autotune.report.limit.Limit`.
     """
@@ -121,6 +124,7 @@ class Account:
     estimate_ms: float | None
     estimate_parts: Mapping[str, float]
     median_ms: float | None
+    sustained: Sustained | None
     vs_cublas: float | None
     predicted_ms: float | None
     bottleneck: str
@@ -190,6 +194,7 @@ class Account:
             "estimate_parts": dict(self.estimate_parts),
             "median_ms": self.median_ms,
             "gflops": self.gflops,
+            "sustained": None if self.sustained is None else typed.plain(self.sustained),
             "vs_cublas": self.vs_cublas,
             "predicted_ms": self.predicted_ms,
             "bottleneck": self.bottleneck,
@@ -270,6 +275,7 @@ def explain(
         estimate_ms=None if modelled is None else modelled.ms,
         estimate_parts={} if modelled is None else modelled.parts,
         median_ms=measured.timing.median_ms if measured and measured.timing else None,
+        sustained=measured.sustained if measured else None,
         vs_cublas=measured.vs_cublas if measured else None,
         predicted_ms=predicted_ms,
         bottleneck=limit.name,

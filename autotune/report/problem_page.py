@@ -23,7 +23,7 @@ from autotune.report.steps import WINNER
 from autotune.space.space import Space, built_in
 from autotune.tuning.trial import Trial
 from autotune.values.device import Device
-from autotune.values.measurement import TIE_MEDIAN
+from autotune.values.measurement import POWER_CAP, TIE_MEDIAN
 
 MOST_DOTS, MOST_CROSSES = 1200, 250  # measured candidates, and rejected ones of a kind, that are drawn
 MOST_PARAMETERS = 8  # in the picture; the table has all
@@ -266,12 +266,17 @@ def roofline_figure(
     if record.timing is not None and record.gflops is not None:
         says += f", of which the winner reaches {first.roofline_ms / record.timing.median_ms:.1%}"
         clocks = record.timing.clocks or {}
-        watts, throttle = clocks.get("watts"), clocks.get("throttle")
-        if isinstance(watts, int | float) and isinstance(throttle, tuple) and "power cap" in throttle:
-            ceilings.append((f"power cap, {watts:g} W", record.gflops))
-            says += f"; the GPU drew {watts:g} W and was held at its power cap"
-        elif isinstance(watts, int | float):
-            says += f"; the GPU drew {watts:g} W, below its power cap"
+        watts, throttle, gflops = clocks.get("watts"), clocks.get("throttle"), record.gflops
+        if record.sustained is not None:
+            watts, throttle = record.sustained.watts, record.sustained.throttle
+            gflops = record.sustained.gflops(record.problem.flops)
+            says += f"; for long it holds {record.sustained.words(record.problem.flops)}"
+        capped = isinstance(throttle, tuple) and POWER_CAP in throttle
+        if isinstance(watts, int | float) and capped:
+            ceilings.append((f"power cap, {watts:.0f} W", gflops))
+        if isinstance(watts, int | float) and record.sustained is None:
+            told = "and was held at its power cap" if capped else "below its power cap"
+            says += f"; the GPU drew {watts:.0f} W, {told}"
     rows = [
         [
             point.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune import records
 from autotune.code import cubins
@@ -12,18 +12,21 @@ from autotune.measure.worker import GpuWorker
 from autotune.records import Store, compose
 from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
+from autotune.tuning.budget import Budget
 from autotune.tuning.built import Built
 from autotune.tuning.limits import trial_limit
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress
 from autotune.tuning.trial import Trial
-from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
+from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial, Sustained
 
 TIMEOUT_S = 30.0
 FINALISTS = 8
 QUICK_FINALISTS = 2  # of a quick search, whose caller waits: each costs a full check and a tenth of a second
 NAMED = 3  # of those that failed, where none passed
 MORE = 4  # times as many follow, where all before failed their full check
+SUSTAINED_S = 0.8  # of the winner back to back; NVML's counter of energy moves each tenth of a second
+SUSTAINED_SHARE = 0.125  # of a budget, which that may take at most
 GIVEN_UP = 1.005  # what the choice among finalists that cannot be told apart may cost
 
 
@@ -37,6 +40,7 @@ class Standing:
         built: Finalists by number.
         order: Those that passed, the winner first, then by time.
         facts: Of the GPU.
+        sustained: What the winner did back to back; None where it was not run so.
     """
 
     candidates: Candidates
@@ -44,6 +48,7 @@ class Standing:
     built: Mapping[int, Built]
     order: list[int]
     facts: GpuFacts
+    sustained: Sustained | None = None
 
     @property
     def winner(self) -> int:
@@ -62,7 +67,8 @@ class Standing:
         own = [each for each in self.order if self.candidates.family(each) is family and each != number]
         others = [(self.built[each].source, self.passed(each)) for each in own]
         return compose.measured(
-            built.source, built.binary, self.passed(number), self.finals, self.facts, others, search
+            *(built.source, built.binary, self.passed(number), self.finals, self.facts, others, search),
+            sustained=self.sustained if number == self.winner else None,
         )
 
 
@@ -113,6 +119,28 @@ def hold(
             return Standing(candidates, finals, built, order, gpu.ready())
     more = f"; and {len(failed) - NAMED} more, see the log" if len(failed) > NAMED else ""
     raise TuningError(f"no finalist passed the full verification: {'; '.join(failed[:NAMED])}{more}")
+
+
+def sustained_s(budget: Budget) -> float:
+    """Return for how many seconds of a budget the winner is run back to back; 0 where it is too short."""
+    return SUSTAINED_S if SUSTAINED_SHARE * budget.seconds >= SUSTAINED_S else 0.0
+
+
+def sustain(standing: Standing, gpu: GpuWorker, progress: Progress, seconds: float) -> Standing:
+    """Run the winner back to back, for the energy of its launches; that it fails is a note.
+
+    Raises:
+        DeviceError: The GPU fails, without the winner's fault.
+    """
+    built = standing.built[standing.winner]
+    found = gpu.sustained(
+        *(built.binary, built.source.launch, standing.passed(standing.winner).timing, seconds),
+        timeout_s=TIMEOUT_S + trial_limit(standing.candidates.problem),
+    )
+    if isinstance(found, Rejected):
+        progress.notes.append(f"the energy of a launch is not known: {found.kind}, {found.why}")
+        return standing
+    return replace(standing, sustained=found)
 
 
 def finalists(

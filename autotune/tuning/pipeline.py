@@ -114,6 +114,7 @@ class Pipeline:
         """
         progress, budget = self._progress, self._progress.budget
         most = min(budget.evaluations or math.inf, len(self._candidates))
+        budget_s = budget.seconds - progress.reserved_s
         started = time.monotonic()
         self._clock = AwakeClock()
         for log in self._logs:
@@ -123,7 +124,7 @@ class Pipeline:
                 interrupts.check()
                 progress.seconds = self._clock.now()
                 progress.paused = time.monotonic() - started - progress.seconds
-                spent = progress.seconds >= budget.seconds or progress.stale >= (budget.patience or math.inf)
+                spent = progress.seconds >= budget_s or progress.stale >= (budget.patience or math.inf)
                 if spent:
                     self._ready.clear()
                 else:
@@ -140,7 +141,7 @@ class Pipeline:
                 if not spent and self._search.asked < most and self._wants_more():
                     self._propose()
                 else:
-                    self._sleep(budget.seconds, spent)
+                    self._sleep(budget_s, spent)
 
     def fastest(self) -> list[int]:
         """List candidates with a time or an estimate, best first, one of each code."""

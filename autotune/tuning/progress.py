@@ -26,6 +26,7 @@ class Progress:
     Attributes:
         problem: What is being tuned.
         budget: As asked for.
+        reserved_s: Seconds of it that are not for the search: the winner runs back to back in them.
         device: Where; None until it is known.
         legal: Candidates there are.
         partial: They are only a part of the legal ones.
@@ -44,6 +45,7 @@ class Progress:
 
     problem: Problem
     budget: Budget
+    reserved_s: float = 0.0
     device: Device | None = None
     legal: int = 0
     partial: bool = False

@@ -20,7 +20,7 @@ from autotune.search.contest import Contest, Proposer
 from autotune.search.queue import Queue
 from autotune.space.space import Config, Space, families
 from autotune.tuning.budget import Budget
-from autotune.tuning.finals import FINALISTS, QUICK_FINALISTS, hold, store
+from autotune.tuning.finals import FINALISTS, QUICK_FINALISTS, hold, store, sustain, sustained_s
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.prediction import first_points
 from autotune.tuning.progress import Progress, Watcher
@@ -246,6 +246,7 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
             log.event("begin", strategy=strategy, seed=request.seed, budget=str(request.budget))
         pipeline.recall(past.trials)
         progress.stage = "searching"
+        progress.reserved_s = 0.0 if request.first is not None else sustained_s(request.budget)
         progress.end("start")
         watch(progress)
         busy = [gpu.busy_s for gpu in shop.gpus]
@@ -259,6 +260,10 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         gpu = shop.gpus[pipeline.working]
         most = FINALISTS if request.first is None else QUICK_FINALISTS
         standing = hold(pipeline, candidates, list(stored.records), gpu, logs, progress, most)
+        if progress.reserved_s:
+            progress.stage = "running the winner back to back, for its energy"
+            watch(progress)
+            standing = sustain(standing, gpu, progress, progress.reserved_s)
         facts = standing.facts
         for log in logs:
             log.event("gpu", uuid=facts.uuid, pci_bus_id=facts.pci_bus_id, start_s=dict(facts.start_s))

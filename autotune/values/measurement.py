@@ -15,7 +15,9 @@ Method = Literal["back-to-back", "graph"]
 Argument = Literal["alpha", "a", "b", "beta", "c", "workspace"]
 ARGUMENTS: tuple[Argument, ...] = get_args(Argument)
 Clocks = Mapping[Name, Scalar | tuple[Scalar, ...]]
+PowerBy = Literal["energy counter", "power readings"]
 
+POWER_CAP = "power cap"  # in a list of what throttles: it is met by every large multiplication
 TIE_MEDIAN = 1.01
 TIE_OVERLAP = 1.03
 
@@ -153,25 +155,33 @@ class Sustained:
     """How fast launches are that follow each other for seconds, once the GPU has met its limits.
 
     Attributes:
-        mean_ms: Mean over the second half, milliseconds per launch.
+        seconds: For how long it ran back to back, as asked for; what follows is of the second half.
         launches: In that half.
-        seconds: For how long it ran in all, as asked for.
-        watts: Mean power over that half; None where NVML does not tell.
-        sm_mhz: Mean SM clock over it; likewise.
-        throttle: What slowed the GPU down in it, as far as NVML tells.
+        mean_ms: Mean over it, milliseconds per launch.
+        joules: Energy of one launch, of the whole GPU: mean power times ``mean_ms``; None where NVML does not
+            tell.
+        power_by: Where the power is from: NVML's counter of energy, between two of its changes, or the mean
+            of the readings of power where there is no counter; None where there is neither.
+        sm_mhz: Mean SM clock; None where NVML does not tell.
+        throttle: What slowed the GPU down, as far as NVML tells.
     """
 
-    mean_ms: Milliseconds
-    launches: Size
     seconds: Annotated[float, Limit(above=0)]
-    watts: Annotated[float, Limit(least=0)] | None = None
+    launches: Size
+    mean_ms: Milliseconds
+    joules: Annotated[float, Limit(above=0)] | None = None
+    power_by: PowerBy | None = None
     sm_mhz: Annotated[float, Limit(least=0)] | None = None
     throttle: tuple[Annotated[str, Limit(pattern=".+")], ...] = ()
 
+    def __post_init__(self) -> None:
+        if (self.joules is None) != (self.power_by is None):
+            raise RecordError("joules and power_by go together: both or neither")
+
     @property
-    def joules(self) -> float | None:
-        """Energy of one launch; None where the power is not known."""
-        return None if self.watts is None else self.watts * self.mean_ms / 1e3
+    def watts(self) -> float | None:
+        """Mean power; None where it is not known."""
+        return None if self.joules is None else self.joules / self.mean_ms * 1e3
 
     def gflops(self, flops: int) -> float:
         """Return the rate of launches of so many operations, 10^9 per second."""
@@ -179,7 +189,20 @@ class Sustained:
 
     def gflops_per_watt(self, flops: int) -> float | None:
         """Return 10^9 operations per joule; None where the power is not known."""
-        return self.gflops(flops) / self.watts if self.watts else None
+        return None if self.joules is None else flops / self.joules / 1e9
+
+    def words(self, flops: int) -> str:
+        """Return it in words, such as "52.5 TFLOP/s, 698 W, 1.83 J per launch, 75.2 GFLOP/s per W"."""
+        parts = [f"{self.gflops(flops) / 1000:.2f} TFLOP/s"]
+        efficiency = self.gflops_per_watt(flops)
+        if self.watts is not None and efficiency is not None:
+            parts += [f"{self.watts:.0f} W", f"{self.joules:.4g} J per launch"]
+            parts += [f"{efficiency:.1f} GFLOP/s per W"]
+        if self.sm_mhz is not None:
+            parts.append(f"{self.sm_mhz:.0f} MHz")
+        parts += [f"limited by {each}" for each in self.throttle]
+        by = f", by NVML's {self.power_by}" if self.power_by else ""
+        return f"{', '.join(parts)}; second half of {self.seconds:g} s back to back{by}"
 
 
 @dataclass(frozen=True)

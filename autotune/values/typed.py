@@ -109,7 +109,11 @@ def _hints(kind: type) -> dict[str, Any]:
 def _omitted(kind: Any) -> dict[str, Any]:
     """The keys that a file leaves out where they have these, their defaults."""
     hints = _hints(kind)
-    return {field.name: field.default for field in fields(kind) if _bare(hints[field.name])[1].omitted}
+    return {
+        field.name: field.default
+        for field in fields(kind)
+        if any(_bare(option)[1].omitted for option in _options(hints[field.name]))
+    }
 
 
 def _completed(value: dict[str, object], kind: Any, defaults: bool, others: bool) -> dict[str, object]:

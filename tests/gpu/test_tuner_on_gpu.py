@@ -165,3 +165,16 @@ def test_a_stream_that_is_captured_is_seen(device):
         stream.end_capture()
         assert not machine.capturing(None)
     assert seen == (True, True, False)
+
+
+def test_a_record_has_the_energy_of_a_launch(device, tmp_path):
+    problem = Problem(2048, 2048, 2048)
+    record = tune(problem, space="sgemm", budget=8, root=tmp_path)
+    held = record.sustained
+    assert held is not None
+    assert 0.9 * record.timing.median_ms < held.mean_ms < 2 * record.timing.median_ms
+    assert held.launches * held.mean_ms == pytest.approx(500 * held.seconds, rel=0.2)
+    if held.power_by is not None:  # NVML serves this GPU
+        assert held.power_by == "energy counter"
+        assert 20 < held.watts < 2000
+        assert held.gflops_per_watt(problem.flops) > 1
