@@ -33,6 +33,7 @@ from autotune.values.problem import Problem, asked_maths
 _kernels: Once[tuple[Problem, str, Machine, Policy, Tune], Kernel] = Once()
 
 _short: dict[type, Short] = {}
+_PLACES = (1 << 60, 2 << 60, 3 << 60)  # addresses as far apart as operands can be long
 
 
 @left_out
@@ -131,8 +132,12 @@ def _matmul(
     return product
 
 
-def serving(a: Any, b: Any, out: Any, *, beta: float, math: str, tune: Tune | None) -> Kernel | None:
-    """Return the kernel that `matmul` runs on these arrays; None where it runs none, or another one later.
+def way_of(
+    a: Any, b: Any, out: Any, *, beta: float, math: str, tune: Tune | None
+) -> tuple[Kernel, Way] | None:
+    """Return the kernel that `matmul` runs on arrays that lie like these, and how, at multiples of 16 bytes.
+
+    None where it runs none, or another one later.
 
     Raises:
         UsageError: As for `matmul`.
@@ -141,9 +146,16 @@ def serving(a: Any, b: Any, out: Any, *, beta: float, math: str, tune: Tune | No
     found = factors_of(taken.a, taken.b, taken.out, False, False)
     if 0 in (*found.shape, found.k):
         return None
-    where = machine_of(taken.a.ordinal)
-    kernel, captured = _kernel(found, beta, math, where, "any", tune, taken.stream)
-    return None if captured else kernel
+    kernel, captured = _kernel(found, beta, math, machine_of(taken.a.ordinal), "any", tune, taken.stream)
+    if captured:
+        return None
+    c = found.of_c(taken.out) if taken.out else found.new_c(taken.a)
+    left, right, c = (
+        each._replace(address=place) for each, place in zip((found.a, found.b, c), _PLACES, strict=True)
+    )
+    way = Way.of(kernel.launcher(left, right, c), left, right, c, found.shape)
+    assert way is not None, "these addresses are multiples of 16"
+    return kernel, way
 
 
 def _kernel(

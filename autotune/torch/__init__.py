@@ -11,7 +11,8 @@ except ImportError as error:
         f"autotune.torch needs PyTorch, which cannot be imported ({error}): install it, as pytorch.org says"
     ) from None
 
+from autotune.torch.counts import Counts
 from autotune.torch.operator import matmul
-from autotune.torch.override import Counts, counts, disable, enable, enabled
+from autotune.torch.override import counts, disable, enable, enabled
 
 __all__ = ["Counts", "counts", "disable", "enable", "enabled", "matmul"]

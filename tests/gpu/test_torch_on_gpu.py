@@ -299,6 +299,71 @@ def test_everything_else_goes_to_pytorch_as_before():
     assert torch.equal(torch.mm(a, b), before)
 
 
+def test_tensors_that_come_back_are_multiplied_alike():
+    """A product is looked up from the second call on, and by its addresses from the fourth."""
+    import autotune.torch
+
+    a, b = factors()
+    exact = a.double() @ b.double()
+    bias, weight = torch.randn(SIZE[1], device="cuda"), b.clone().requires_grad_()
+    odd = torch.randn(a.numel() + 1, device="cuda")[1:].view_as(a)
+    out, square = torch.empty(SIZE[0], SIZE[1], device="cuda"), torch.randn(64, 64, device="cuda")
+    with autotune.torch.enabled() as counts:
+        for _ in range(5):
+            close(torch.mm(a, b), exact)
+            assert torch.mm(a, b, out=out) is out
+            close(out, exact)
+            close(torch.addmm(bias, a, b, beta=-2, alpha=3), 3 * exact - 2 * bias.double())
+            torch.addmm(bias, a, b, out=out)
+            close(out, exact + bias.double())
+            out.addmm_(a, b, beta=0.5)
+            close(out, 1.5 * exact + 0.5 * bias.double())
+            close(torch.addmm(torch.full_like(out, float("nan")), a, b, beta=0), exact)
+            close(torch.mm(odd, b), odd.double() @ b.double())
+            added = torch.addmm(bias, a, weight)
+            assert added.requires_grad
+            (found,) = torch.autograd.grad(added.sum(), weight)
+            close(found, a.double().mT.sum(1, keepdim=True).expand_as(found))
+            with torch.no_grad():
+                assert not torch.mm(a, weight).requires_grad
+            with torch.inference_mode():
+                close(torch.mm(a, weight), exact)
+            assert counts.ours == counts.total, str(counts)
+    whole = torch.randn(3, 64, 64, device="cuda")
+    sums = square[0].double() + whole[0].double() @ whole[1].double()
+    with autotune.torch.enabled() as counts:
+        for _ in range(5):  # parts of one memory, and what lies apart
+            close(torch.addmm(square[0], whole[0], whole[1], out=whole[2]), sums)
+            close(torch.addmm(square[0].clone(), *whole[:2].clone(), out=square.clone()), sums)
+    assert counts.total == 10
+
+
+def test_calls_on_several_streams_and_in_threads_are_all_counted():
+    import threading
+
+    import autotune.torch
+
+    a, b = factors()
+    exact, failures = a.double() @ b.double(), []
+    torch.cuda.synchronize()
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(200):
+                found = torch.mm(a, b)
+            if (found - exact).abs().max() > 1e-3:
+                failures.append(found)
+
+    with autotune.torch.enabled() as counts:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert counts.ours == counts.total == 800
+
+
 def test_enabled_may_be_nested_and_undone_in_any_order():
     import autotune.torch as ours
 

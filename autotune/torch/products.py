@@ -1,0 +1,287 @@
+"""`Products`: tensors to their product by our kernels, or word that PyTorch has to multiply them.
+
+What is done with tensors of certain types, shapes and strides is decided once, and looked up from then on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.errors import AutotuneError, DeviceError
+from autotune.kernel import matmul
+from autotune.kernel.best import Tune
+from autotune.kernel.multiply import way_of
+from autotune.kernel.short import Places
+from autotune.torch.counts import OURS, Counted, Counts, Decision
+from autotune.torch.operator import fitting, readable
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_REAL = (float, int)
+_EXACT = ("ieee", "none")
+_UNALIGNED = 15  # bits of an address that is no multiple of 16
+_float32 = torch.float32
+_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None) or (
+    lambda *_: "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+)
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream)
+)
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_allocate: Any = getattr(_guards, "_empty_strided_cuda", None)  # on the current GPU
+_current_gpu: Any = getattr(torch._C, "_cuda_getDevice", None) if _allocate else lambda: -1
+_told: set[str] = set()
+
+
+class Products:
+    """What one `enable` asked for, and what was decided since.
+
+    Attributes:
+        counts: What went where.
+    """
+
+    def __init__(self, math: str, tune: Tune | None) -> None:
+        self.counts = Counts()
+        self._decided = self.counts.decided
+        self._places: Places[Decision] = Places()
+        self._seen = self._places.seen
+        self._math = math
+        self._tune = tune
+
+    def multiply(
+        self,
+        name: str,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor | None = None,
+        added: Tensor | None = None,
+        beta: Any = 0,
+        alpha: Any = 1,
+    ) -> Tensor | None:
+        """Return alpha A B + beta ``added`` by our kernels; None, with nothing written, where PyTorch has to.
+
+        Args:
+            name: Of the operator, for counting.
+            a: A, any tensor, as are the others.
+            b: B.
+            out: Where the product goes, which may be ``added`` itself; a new tensor if it is None.
+            added: What is added: it is broadcast, and not read where beta is 0.
+            beta: Scalar of ``added``.
+            alpha: Scalar of the product.
+        """
+        operands: tuple[Tensor, ...]
+        places: tuple[Any, ...]
+        if out is None:
+            if added is None:
+                operands, places = (a, b), (name, a.data_ptr(), b.data_ptr(), None)
+            else:
+                operands, places = (a, b, added), (name, a.data_ptr(), b.data_ptr(), None, added.data_ptr())
+        elif added is None or added is out:
+            operands, places = (a, b, out), (name, a.data_ptr(), b.data_ptr(), out.data_ptr())
+        else:
+            operands = (a, b, out, added)
+            places = (name, a.data_ptr(), b.data_ptr(), out.data_ptr(), added.data_ptr())
+        seen = self._seen.get(places)
+        decision: Decision | None
+        if seen is not None and seen[0](*operands):
+            decision = seen[1]
+        else:
+            decision = self._looked_up(places, operands, name, a, b, out, added)
+        if (
+            decision is None
+            or (way := decision.way) is None
+            or _precision("cuda", "matmul") not in _EXACT
+            or (added is not None and not (alpha and type(alpha) in _REAL and type(beta) in _REAL))
+        ):
+            return self._at_length(name, a, b, out, added, beta, alpha)
+        ordinal = decision.ordinal
+        if out is not None:
+            c = out
+        elif _current_gpu() == ordinal:
+            c = _allocate(way.shape, way.steps, _float32)
+        else:
+            c = a.new_empty(way.shape)
+        of_c = beta if added is out else 0.0  # what is added otherwise is added below
+        try:
+            way.enqueue(places[1], places[2], c.data_ptr(), alpha, of_c, _raw_stream(ordinal))
+        except AutotuneError as error:
+            self._failed(name, a, b, error)
+            return None
+        if beta and added is not None and added is not out:
+            c.add_(added) if beta == 1 else c.add_(added, alpha=beta)
+        decision.calls += 1
+        return c
+
+    def _looked_up(
+        self,
+        places: tuple[Any, ...],
+        operands: tuple[Tensor, ...],
+        name: str,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor | None,
+        added: Tensor | None,
+    ) -> Decision | None:
+        """Return what is done with such tensors, and note it for these addresses; None where it depends."""
+        decision = self._decided.get(_kind(name, a, b, out, added))
+        if decision is None or (way := decision.way) is None:
+            return decision
+        _, a_address, b_address, c_address, *_ = places
+        if out is None:
+            if (a_address | b_address) & _UNALIGNED or not (a_address and b_address):
+                return None
+        elif not way.apart(a_address, b_address, c_address) or (added is not None and _meet(added, out)):
+            return None
+        self._places.note(places, operands, decision)
+        return decision
+
+    def _at_length(
+        self,
+        name: str,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor | None,
+        added: Tensor | None,
+        beta: Any,
+        alpha: Any,
+    ) -> Tensor | None:
+        """Do what `multiply` does for new tensors, odd addresses, tensors in one memory, and alpha = 0."""
+        gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # autograd is above; its threads have states of their own
+        key = _kind(name, a, b, out, added)
+        try:
+            decision = self._decided.get(key)
+            if decision is None and (why := _misfit(a, b, out, added)):
+                decision = self._settled(key, Decision(_counted(name, a, b, why)))
+            if decision is not None and decision.way is None:
+                decision.calls += 1
+                return None
+            if why := _refused(a, b, out, added, beta, alpha):
+                self.counts.undecided[_counted(name, a, b, why)] += 1
+                return None
+            if not (readable(a) and readable(b)):  # PyTorch would copy, too
+                return self.multiply(name, fitting(a), fitting(b), out, added, beta, alpha)
+            in_place = out is not None and added is out
+            words: dict[str, Any] = {"math": self._math, "tune": self._tune}
+            if decision is None:
+                decision = self._decision(key, name, a, b, out, 1.0 if in_place else 0.0, words)
+            if decision is not None and decision.way is None:
+                decision.calls += 1
+                return None
+            product = matmul(a, b, out, alpha=alpha, beta=beta if in_place else 0.0, **words)
+            if beta and added is not None and not in_place:
+                product.add_(added, alpha=beta)
+            if decision is None:
+                self.counts.undecided[_counted(name, a, b)] += 1
+            else:
+                decision.calls += 1
+            return product
+        except AutotuneError as error:
+            if not isinstance(error, DeviceError):  # the next call may have more luck
+                self._settled(key, Decision(_counted(name, a, b, "failed")))
+            self._failed(name, a, b, error)
+            return None
+        finally:
+            torch._C._set_grad_enabled(gradients)
+
+    def _decision(
+        self,
+        key: Hashable,
+        name: str,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor | None,
+        beta: float,
+        words: dict[str, Any],
+    ) -> Decision | None:
+        """Decide about tensors that our kernels can take; None while it is too early to decide."""
+        found = way_of(a, b, out, beta=beta, **words)
+        if found is None:
+            return None
+        kernel, way = found
+        record = kernel.record if kernel.served == "exact" else None
+        if record is not None and record.vs_cublas is not None and record.vs_cublas < 1.0:
+            return self._settled(key, Decision(_counted(name, a, b, "cuBLAS is faster")))
+        return self._settled(key, Decision(_counted(name, a, b), way, a.get_device()))
+
+    def _settled(self, key: Hashable, decision: Decision) -> Decision:
+        return self._decided.setdefault(key, decision)
+
+    def _failed(self, name: str, a: Tensor, b: Tensor, error: AutotuneError) -> None:
+        """Leave a product to PyTorch, and say once why."""
+        if str(error) not in _told:
+            _told.add(str(error))
+            warnings.warn(f"a product is left to PyTorch: {error}", stacklevel=2)
+        self.counts.undecided[_counted(name, a, b, "failed")] += 1
+
+
+def _kind(name: str, a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> Hashable:
+    """Return all that decides where tensors go but addresses."""
+    kind: tuple[Any, ...] = (
+        *(name, type(a), a.shape, a.stride(), a.dtype, a.get_device()),
+        *(type(b), b.shape, b.stride(), b.dtype, b.get_device()),
+    )
+    if out is not None:
+        kind = (*kind, type(out), out.shape, out.stride(), out.dtype, out.get_device())
+    if added is not None:
+        kind = (*kind, type(added), added.shape, added.dtype, added.get_device(), added is out)
+    return kind
+
+
+def _counted(name: str, a: Tensor, b: Tensor, why: str = "") -> Counted:
+    """Return what is counted of a call: m, n and k stand behind a batch."""
+    matrices = a.dim() > 1 and b.dim() > 1
+    shape = (*a.shape[:-1], b.shape[-1], a.shape[-1]) if matrices else tuple(a.shape)
+    return name, shape, f"PyTorch: {why}" if why else OURS
+
+
+def _misfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> str:
+    """Return what PyTorch alone serves in such tensors; nothing where there is nothing."""
+    ordinal = a.get_device()
+    for each in (a, b, out, added):
+        if each is None:
+            continue
+        if each.dtype is not _float32:
+            return str(each.dtype).removeprefix("torch.")
+        if type(each) not in _PLAIN:
+            return "a subclass of Tensor"
+        if each.get_device() != ordinal:
+            return "operands do not fit"
+    if not 2 <= a.dim() == b.dim() <= 3 or a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        return "operands do not fit"
+    shape = (*a.shape[:-1], b.shape[-1])
+    if added is not None and not _spreads(added.shape, shape):
+        return "operands do not fit"
+    if 0 in (*shape, a.shape[-1]):
+        return "empty"
+    if out is not None and (out.shape != shape or not out.is_contiguous()):
+        return "out"
+    return ""
+
+
+def _refused(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, beta: Any, alpha: Any) -> str:
+    """Return what PyTorch alone serves in one call; nothing where there is nothing."""
+    if not isinstance(alpha, int | float) or not isinstance(beta, int | float):
+        return "scalars"
+    if _precision("cuda", "matmul") not in _EXACT:
+        return "it is allowed TF32"
+    if out is not None and any(_meet(each, out) for each in (a, b, added) if each is not None):
+        return "operands in one memory"
+    return ""
+
+
+def _meet(read: Tensor, written: Tensor) -> bool:
+    """Return whether what is written may be read as something else."""
+    if read is written:
+        return False
+    return bool(read.untyped_storage().data_ptr() == written.untyped_storage().data_ptr())
+
+
+def _spreads(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Return whether a shape can be broadcast to another."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(extent in (1, wide) for extent, wide in pairs)
