@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_records import made
 
 from autotune.cli.ladder import floats, show
 from autotune.code.compiler import Binary, compile_text
@@ -21,12 +22,16 @@ from autotune.code.render import Source, render
 from autotune.errors import ConfigError, Rejected, SpaceError
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store
+from autotune.report.kept_steps import keep, recalled
 from autotune.report.ladder import Ladder, _rung, describe, measure, per_ffma, why_slower
+from autotune.report.problem_page import Candidate, roofline_figure
 from autotune.report.steps import WINNER, fitted_step, step_config, steps
 from autotune.simulator import run_ptx
 from autotune.space.space import Config, Space
 from autotune.tuning.meter import Meter
+from autotune.tuning.trial import Trial
 from autotune.values.device import named_device
+from autotune.values.measurement import MeasuredTrial, Timing
 from autotune.values.problem import LAYOUTS, Problem
 
 H200 = named_device("h200")
@@ -534,6 +539,52 @@ def test_the_command_without_a_gpu(ladder, tmp_path):
     drawing = svg.read_text()
     assert all(f">{name}<" in drawing for name in ("one_dimensional", "two_dimensional", "winner"))
     assert "hollow: estimated" in drawing
+
+
+def test_times_of_a_climb_are_kept_for_pages(measured, ladder, tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.records.store.data_dir", lambda name: tmp_path / "none")
+    store = Store(tmp_path)
+    assert recalled(ladder, store) is ladder
+    assert keep(measured, store) == ""
+    again = recalled(ladder, store)
+    assert [(each.timing, each.alone) for each in again.rungs] == [
+        (each.timing, each.alone) for each in measured.rungs
+    ]
+    assert (again.measured, again.cublas) == (False, measured.cublas)
+    assert recalled(replace(ladder, device=named_device("a10")), store).rungs == ladder.rungs
+    (path,) = tmp_path.glob("ladders/*.json")
+    digest = account(ladder, "naive").source.code_digest
+    path.write_text(path.read_text().replace(digest, "0" * 64))
+    assert [each.step.name for each in recalled(ladder, store).rungs if each.timing] == [
+        each.step.name for each in measured.rungs if each.timing and each.step.name != "naive"
+    ]
+    path.write_text(path.read_text()[:-9])
+    assert recalled(ladder, store) is ladder
+    assert "cannot be written" in keep(measured, Store(path))
+
+
+def test_a_page_shows_the_steps_as_they_were_timed(measured, ladder, tmp_path):
+    """A climb first, then the trial log, then an estimate, which is a hollow mark."""
+    record = made(CUBE, ms=2.5)
+    slow = MeasuredTrial(Timing(7.0, (7.0, 7.0, 7.0), 7, 1, "warm", "back-to-back", None, False), None)
+    tried = [
+        Candidate(number, 1.0, Trial.of(source(name, CUBE), None, slow))
+        for number, name in enumerate(("double_buffered", "transposed"))
+    ]
+    climbed = replace(
+        ladder,
+        rungs=tuple(
+            replace(each, timing=timed.timing if each.step.name != "transposed" else None)
+            for each, timed in zip(ladder.rungs, measured.rungs, strict=True)
+        ),
+    )
+    figure = roofline_figure(record, H200, [account(ladder, "winner")], "", climbed, tried)
+    rows = {row[0]: row[2:] for row in figure.rows}
+    assert rows["transposed"] == [f"{CUBE.flops / 7e9:.2f}", "measured"]
+    assert rows["double_buffered"] == [f"{CUBE.flops / 4e9:.2f}", "measured"]
+    assert rows["two_dimensional"][1] == "estimated"
+    hollow = {each.label for each in figure.charts[0].series if each.shape == "ring"}
+    assert hollow == {name for name, (_, evidence) in rows.items() if evidence == "estimated"}
 
 
 def test_the_table_without_a_gpu(ladder, capsys):

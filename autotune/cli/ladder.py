@@ -43,10 +43,11 @@ def command(
 ) -> None:
     """Climb from the naive kernel to the tuned one: what each step changes, and what that gives.
 
-    On a GPU every step is verified, then timed beside cuBLAS. With --target, or without a GPU, all but the
-    times: registers and occupancy from the compiler, loads and reads from the formulas. With --math 3xtf32
-    the last step is the kernel on tensor cores.
+    On a GPU every step is verified, then timed beside cuBLAS, and its time kept for 'report'. With --target,
+    or without a GPU, all but the times: registers and occupancy from the compiler, loads and reads from the
+    formulas. With --math 3xtf32 the last step is the kernel on tensor cores.
     """
+    from autotune.report.kept_steps import keep
     from autotune.report.ladder import climb, describe
 
     device, note = device_of(ordinal, target)
@@ -55,6 +56,8 @@ def command(
     with meter() as line:
         if target is None and not note:
             ladder = climb(problem, ordinal=ordinal or 0, root=store.root, tell=line.say, meter=line)
+            if why := keep(ladder, store):
+                line.say(why)
         else:
             ladder = describe(problem, device, root=store.root, tell=line.say, meter=line)
     if svg is not None:

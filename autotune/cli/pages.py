@@ -48,6 +48,7 @@ def write_problem(
     out: Path, record: Record, folder: Path, store: Store, summary: str, climbed: bool = False
 ) -> None:
     """Write the page of a record that lies in a folder, and say where it is."""
+    from autotune.report.kept_steps import recalled
     from autotune.report.ladder import describe
     from autotune.report.problem_page import problem_page
 
@@ -55,7 +56,7 @@ def write_problem(
     with meter() as line:
         ladder = None
         if climbed and device is not None:
-            ladder = describe(record.problem, device, root=store.root, meter=line)
+            ladder = recalled(describe(record.problem, device, root=store.root, meter=line), store)
         line.begin("counting and drawing")
         html = problem_page(record, folder, device, store.depot, summary.splitlines(), ladder)
     _write(out, html)

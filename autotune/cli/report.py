@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="[FILE ...]", type=click.Path(path_type=Path, dir_okay=False))
 @shape_options
 @click.option(
-    "--ladder", "climbed", is_flag=True, help="Add the ladder's steps to the roofline, as estimated."
+    "--ladder",
+    "climbed",
+    is_flag=True,
+    help="Add the ladder's steps to the roofline, as 'ladder' timed them, else as estimated.",
 )
 @target_options
 @file_option("--out", "The HTML file to write.")

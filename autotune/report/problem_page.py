@@ -63,7 +63,7 @@ def problem_page(
     figures = [
         search_figure(record, candidates),
         finalists_figure(record),
-        roofline_figure(record, device, accounts, why, ladder),
+        roofline_figure(record, device, accounts, why, ladder, candidates),
         parameters_figure(record, candidates),
         funnel_figure(record, device),
         cycles_figure(accounts, why),
@@ -239,9 +239,17 @@ def finalists_figure(record: Record) -> Figure:
 
 
 def roofline_figure(
-    record: Record, device: Device | None, accounts: Sequence[Account], why: str, ladder: Ladder | None
+    record: Record,
+    device: Device | None,
+    accounts: Sequence[Account],
+    why: str,
+    ladder: Ladder | None,
+    candidates: Sequence[Candidate] = (),
 ) -> Figure:
-    """Return the winner, the runner-up and the steps of a ladder below the roofline."""
+    """Return the winner, the runner-up and the steps of a ladder below the roofline.
+
+    A step has the time of a climb, else that of a candidate of the log with its config, else an estimate.
+    """
     title = "The roofline"
     if device is None or not accounts:
         return Figure(title, why)
@@ -252,11 +260,16 @@ def roofline_figure(
         for each, ms in zip(accounts, medians, strict=False)
     ]
     if ladder is not None:
-        named += [
-            (rung.step.name, None if rung.rejected else rung.account, ladder.gflops(rung))
-            for rung in ladder.rungs
-            if rung.step.name != WINNER
-        ]
+        tried = {
+            f"{each.trial.family} {each.trial.config.id}": record.problem.flops / each.trial.median_ms / 1e6
+            for each in candidates
+            if each.trial.median_ms is not None
+        }
+        for rung in ladder.rungs:
+            account, rate = None if rung.rejected else rung.account, ladder.gflops(rung)
+            if account is not None and rate is None:
+                rate = tried.get(f"{account.source.family} {account.source.config.id}")
+            named += [] if rung.step.name == WINNER else [(rung.step.name, account, rate)]
     points, missing = placed(named, record.problem)
     ceilings = (
         [] if record.cublas is None else [("cuBLAS", record.problem.flops / record.cublas.median_ms / 1e6)]
