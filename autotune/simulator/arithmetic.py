@@ -22,31 +22,14 @@ def saturate(value: Values) -> Values:
     return np.fmax(np.fmin(value, value.dtype.type(1)), value.dtype.type(0))
 
 
-def reciprocal(value: Values) -> Values:
-    """Return 1 / value in the type of the value."""
-    return np.divide(value.dtype.type(1), value)
-
-
-def _wide_function(name: str) -> Any:
-    ufunc = getattr(np, name)
-
-    def evaluate(value: Values) -> Values:
-        return ufunc(np.asarray(value, dtype=np.float64)).astype(value.dtype)
-
-    return evaluate
-
-
-exp2, log2, sin, cos, tanh = (_wide_function(name) for name in ("exp2", "log2", "sin", "cos", "tanh"))
+def approximate(value: Values, name: str) -> Values:
+    """Return a function of NumPy in the type of the value, more exact than the hardware's."""
+    return getattr(np, name)(np.asarray(value, dtype=np.float64)).astype(value.dtype)
 
 
 def inverse_sqrt(value: Values) -> Values:
     """Return 1 / sqrt(value)."""
     return np.divide(1.0, np.sqrt(np.asarray(value, dtype=np.float64))).astype(value.dtype)
-
-
-def is_number(value: Values) -> Values:
-    """Return where a value is not NaN."""
-    return np.equal(value, value)
 
 
 # ---- integers ---------------------------------------------------------------------------------------
@@ -88,84 +71,49 @@ def multiply_high(a: Values, b: Values) -> Values:
     return high.astype(a.dtype)
 
 
-def multiply24(a: Values, b: Values, high: bool) -> Values:
-    """Multiply the lower 24 bits of each: the lower 32 of the 48 bits, or the upper."""
+def multiply24(a: Values, b: Values, part: str) -> Values:
+    """Multiply the lower 24 bits of each: the lower 32 of the 48 bits ("lo"), or the upper ("hi")."""
     a, b = (np.asarray(each) << each.dtype.type(8) >> each.dtype.type(8) for each in (a, b))
     product = np.multiply(a, b, dtype=np.dtype(f"{a.dtype.kind}8"))
-    return (product >> product.dtype.type(16 if high else 0)).astype(a.dtype)
+    return (product >> product.dtype.type(16 if part == "hi" else 0)).astype(a.dtype)
 
 
-def shift_left(value: Values, amount: Values) -> Values:
-    """Shift left; amounts of at least the width yield 0."""
-    value = np.asarray(value)
-    bits = value.dtype.itemsize * 8
-    shifted = np.left_shift(value, np.minimum(amount, np.uint32(bits - 1)).astype(value.dtype))
-    return np.where(amount >= bits, value.dtype.type(0), shifted)
-
-
-def shift_right(value: Values, amount: Values) -> Values:
-    """Shift right; amounts of at least the width yield 0, or the sign of a signed value."""
-    value = np.asarray(value)
-    bits = value.dtype.itemsize * 8
-    shifted = np.right_shift(value, np.minimum(amount, np.uint32(bits - 1)).astype(value.dtype))
-    return shifted if value.dtype.kind == "i" else np.where(amount >= bits, value.dtype.type(0), shifted)
-
-
-def _funnel(low: Values, high: Values, amount: Values, wrap: bool) -> tuple[Values, Values]:
+def funnel(low: Values, high: Values, amount: Values, side: str, mode: str) -> Values:
+    """Return the upper 32 bits of (high, low) shifted left ("l"), or the lower 32 shifted right ("r")."""
     pair = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low).astype(np.uint64)
-    count = amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))
-    return pair, np.asarray(count).astype(np.uint64)
+    count = amount & np.uint32(31) if mode == "wrap" else np.minimum(amount, np.uint32(32))
+    count = np.asarray(count).astype(np.uint64)
+    return (pair << count >> np.uint64(32) if side == "l" else pair >> count).astype(np.uint32)
 
 
-def funnel_left(low: Values, high: Values, amount: Values, wrap: bool) -> Values:
-    """Return the upper 32 bits of (high, low) shifted left."""
-    pair, count = _funnel(low, high, amount, wrap)
-    return ((pair << count) >> np.uint64(32)).astype(np.uint32)
-
-
-def funnel_right(low: Values, high: Values, amount: Values, wrap: bool) -> Values:
-    """Return the lower 32 bits of (high, low) shifted right."""
-    pair, count = _funnel(low, high, amount, wrap)
-    return (pair >> count).astype(np.uint32)
+def _field(kind: Any, length: Values) -> Values:
+    """Return as many ones, from the lowest bit on, as an unsigned type has room for."""
+    return ~np.left_shift(~kind.type(0), np.minimum(length, kind.itemsize * 8).astype(kind))
 
 
 def extract_bits(value: Values, start: Values, length: Values) -> Values:
     """Return the bit field (bfe): zero- or sign-extended by the type."""
     value = np.asarray(value)
-    bits = value.dtype.itemsize * 8
-    start = np.asarray(start & np.uint32(255)).astype(np.int64)
-    length = np.asarray(length & np.uint32(255)).astype(np.int64)
-    unsigned = value.view(f"u{bits // 8}")
-    field = shift_right(value, np.minimum(start, bits).astype(np.uint32)).view(unsigned.dtype)
-    mask = np.where(
-        length >= bits, _ones(bits), shift_left(_one(bits), np.minimum(length, bits)) - _one(bits)
-    )
+    bits, kind = value.dtype.itemsize * 8, np.dtype(f"u{value.dtype.itemsize}")
+    start, length = (np.asarray(each & np.uint32(255)).astype(np.int64) for each in (start, length))
+    field = np.right_shift(value, np.minimum(start, bits).astype(value.dtype)).view(kind)
+    mask = _field(kind, length)
     field = field & mask
     if value.dtype.kind == "i":
-        last = np.minimum(start + length - 1, bits - 1)
-        sign = shift_right(unsigned, np.maximum(last, 0).astype(np.uint32)) & _one(bits)
+        last = np.clip(start + length - 1, 0, bits - 1)
+        sign = value.view(kind) >> last.astype(kind) & kind.type(1)
         field = np.where((sign != 0) & (length > 0), field | ~mask, field)
     return field.view(value.dtype)
 
 
-def _one(bits: int) -> Values:
-    return np.dtype(f"u{bits // 8}").type(1)
-
-
-def _ones(bits: int) -> Values:
-    return np.dtype(f"u{bits // 8}").type((1 << bits) - 1)
-
-
 def insert_bits(source: Values, target: Values, start: Values, length: Values) -> Values:
     """Return the target with a bit field replaced by the low bits of the source (bfi)."""
-    bits = np.asarray(target).dtype.itemsize * 8
-    start = np.minimum(start & np.uint32(255), np.uint32(bits))
-    length = np.asarray(length & np.uint32(255)).astype(np.int64)
-    mask = np.where(
-        length >= bits, _ones(bits), shift_left(_one(bits), np.minimum(length, bits)) - _one(bits)
+    kind = np.asarray(target).dtype
+    start, length = (
+        np.minimum(each & np.uint32(255), kind.itemsize * 8).astype(kind) for each in (start, length)
     )
-    mask = shift_left(mask, start)
-    return (target & ~mask) | (shift_left(source, start) & mask)
+    mask = np.left_shift(_field(kind, length), start)
+    return (target & ~mask) | (np.left_shift(source, start) & mask)
 
 
 def count_bits(value: Values) -> Values:

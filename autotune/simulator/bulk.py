@@ -62,16 +62,23 @@ class BulkCopies(Printing):
         lanes, slots = self._slots(access, address, mask)
         self.mbarriers.expect(slots, self._spread(sizes, lanes))
 
-    def mbarrier_arrive(self, access: Access, address: Values, mask: Any, counts: Values) -> Any:
-        """Execute mbarrier.arrive; return the phase of each lane as its token, ``[lanes]`` uint64."""
+    def mbarrier_arrive(
+        self, access: Access, address: Values, mask: Any, counts: Values, sizes: Values = 0
+    ) -> Any:
+        """Execute mbarrier.arrive, with or without expect_tx.
+
+        Returns:
+            The phase of each lane as its token, ``[lanes]`` uint64.
+        """
         assert self.mbarriers is not None
         tokens = np.zeros(self.lanes.count, np.uint64)
         lanes, slots = self._slots(access, address, mask)
+        self.mbarriers.expect(slots, self._spread(sizes, lanes))
         tokens[lanes], completed = self.mbarriers.arrive(slots, self._spread(counts, lanes), lanes)
         self._completed(completed)
         return tokens
 
-    def copies_arrive(self, access: Access, address: Values, mask: Any, counts: bool) -> None:
+    def copies_arrive(self, access: Access, address: Values, mask: Any, noinc: str | None) -> None:
         """Execute cp.async.mbarrier.arrive: a phase of the mbarrier waits for what each lane copies so far.
 
         Without .noinc it raises the arrivals of the phase by the one that it makes.
@@ -80,7 +87,7 @@ class BulkCopies(Printing):
         lanes, slots = self._slots(access, address, mask)
         if self.races is not None:
             self.races.hand_over(lanes, *self.mbarriers.tickets(slots))
-        if counts:
+        if noinc:
             _, completed = self.mbarriers.arrive(slots, np.ones(len(slots), np.int64), lanes)
             self._completed(completed)
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from autotune.simulator.emitter import DTYPES, SPACES, Emitter, Handler, unsupported
-from autotune.simulator.ptx import TYPE_BITS, Instruction, integer, natural, split_operands
+from autotune.simulator.ptx import TYPE_BITS, Instruction, integer, split_operands
 
 
 def _memory_parts(x: Instruction) -> tuple[str, int, str]:
@@ -91,23 +91,10 @@ def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) 
 
 
 def _cp(e: Emitter, x: Instruction) -> None:
-    if x.parts[:3] == ("cp", "async", "commit_group"):
-        e.statement(f"M.async_copies.commit({e.active})")
-    elif x.parts[:3] == ("cp", "async", "wait_group"):
-        e.statement(f"M.async_copies.wait({natural(x.operands[0])}, {e.active})")
-    elif x.parts[:3] == ("cp", "async", "wait_all"):
-        e.statement(f"M.async_copies.wait(None, {e.active})")
-    elif x.parts[:2] == ("cp", "async") and x.parts[2] in ("ca", "cg"):
-        _copy(e, x)
-    elif x.parts[:3] == ("cp", "async", "bulk"):
+    if x.parts[1:3] == ("async", "bulk"):
         _bulk_copy(e, x)
-    elif x.parts[:4] == ("cp", "async", "mbarrier", "arrive"):
-        counts = "noinc" in x.parts
-        if set(x.parts[4:]) - {"noinc", "shared", "shared::cta", "b64"}:
-            raise unsupported(x)
-        address, offset = e.address(x.operands[0])
-        access = e.access(x, "mbarrier", "mbarrier", "b64", 1, offset)
-        e.statement(f"M.copies_arrive({access}, {address}, {e.active}, {counts})")
+    elif x.parts[1] == "async" and x.parts[2] in ("ca", "cg"):
+        _copy(e, x)
     else:
         raise unsupported(x)
 
@@ -146,42 +133,6 @@ def _bulk_copy(e: Emitter, x: Instruction) -> None:
     e.statement(f"M.bulk_copy({to_access}, {from_access}, {barrier}, {operands}, {e.active})")
 
 
-def _mbarrier(e: Emitter, x: Instruction) -> None:
-    name = x.parts[1]
-    modifiers = set(x.parts[2:-1]) - {
-        "release",
-        "acquire",
-        "relaxed",
-        "cta",
-        "cluster",
-        "shared",
-        "shared::cta",
-    }
-    has_target = name in ("arrive", "try_wait", "test_wait")
-    address, *rest = x.operands[has_target:]
-    text, offset = e.address(address)
-    access = e.access(x, "mbarrier", "mbarrier", "b64", 1, offset)
-    place = f"{access}, {text}, {e.active}"
-    if name == "init" and not modifiers:
-        e.statement(f"M.mbarrier_init({place}, {e.read(rest[0], 'u32')})")
-    elif name == "inval" and not modifiers:
-        e.statement("pass")
-    elif name == "expect_tx" and not modifiers:
-        e.statement(f"M.mbarrier_expect({place}, {e.read(rest[0], 'u32')})")
-    elif name == "arrive" and modifiers <= {"expect_tx"}:
-        count = e.read(rest[0], "u32") if rest and not modifiers else e.constant(1, "u32")
-        if modifiers:
-            e.statement(f"M.mbarrier_expect({place}, {e.read(rest[0], 'u32')})")
-        e.statement(f"t = M.mbarrier_arrive({place}, {count})")
-        e.write(x.operands[0], "b64", "t")
-    elif name in ("try_wait", "test_wait") and modifiers <= {"parity"}:
-        parity = e.read(rest[0], "u32" if modifiers else "b64")
-        e.statement(f"t = M.mbarrier_wait({place}, {parity})")
-        e.write(x.operands[0], "pred", "t")
-    else:
-        raise unsupported(x)
-
-
 def is_fence(x: Instruction) -> bool:
     """Return whether an instruction orders what blocks see of each other's accesses, or may do so."""
     fence = x.parts[0] in ("membar", "fence") and "proxy" not in x.parts
@@ -204,14 +155,6 @@ def _call(e: Emitter, x: Instruction) -> None:
         e.statement(f"M.fail_assertion({first}, {x.line}, {e.active})")
 
 
-def _createpolicy(e: Emitter, x: Instruction) -> None:
-    e.write(x.operands[0], "b64", e.constant(0, "u64"))
-
-
-def _nothing(e: Emitter, x: Instruction) -> None:
-    e.statement("pass")
-
-
 HANDLERS: dict[str, Handler] = {
     "ld": _ld,
     "ldu": _ld,
@@ -219,13 +162,7 @@ HANDLERS: dict[str, Handler] = {
     "atom": lambda e, x: _atomic(e, x, x.operands[0], x.operands[1:]),
     "red": lambda e, x: _atomic(e, x, "_", x.operands),
     "cp": _cp,
-    "mbarrier": _mbarrier,
     "call": _call,
-    "createpolicy": _createpolicy,
     "membar": _fence,
     "fence": _fence,
-    "prefetch": _nothing,
-    "discard": _nothing,
-    "nanosleep": _nothing,
-    "griddepcontrol": _nothing,
 }

@@ -44,7 +44,7 @@ def _setp(e: Emitter, x: Instruction) -> None:
     ufunc, arguments, negate = _comparison(name, kind, a, b)
     targets = x.operands[0].split("|")
     if combine is None and len(targets) == 1 and not negate:
-        e.call(targets[0], "pred", ufunc, *arguments)
+        e.call(targets[0], "pred", f"{ufunc}({', '.join(arguments)})")
         return
     e.statement(f"t = {ufunc}({', '.join(arguments)})")
     if negate:
@@ -71,19 +71,6 @@ def _set(e: Emitter, x: Instruction) -> None:
     yes = e.constant(1.0 if result[0] == "f" else -1, result)
     no = e.constant(0.0 if result[0] == "f" else 0, result)
     e.write(x.operands[0], result, f"where({value}, {no if negate else yes}, {yes if negate else no})")
-
-
-def _selp(e: Emitter, x: Instruction) -> None:
-    kind = x.parts[-1]
-    a, b = (e.read(operand, kind) for operand in x.operands[1:3])
-    e.write(x.operands[0], kind, f"where({e.read(x.operands[3], 'pred')}, {a}, {b})")
-
-
-def _slct(e: Emitter, x: Instruction) -> None:
-    kind = x.parts[-2]
-    a, b = (e.read(operand, kind) for operand in x.operands[1:3])
-    condition = f"greater_equal({e.read(x.operands[3], x.parts[-1])}, 0)"
-    e.write(x.operands[0], kind, f"where({condition}, {a}, {b})")
 
 
 def _part_bits(x: Instruction, kind: str, parts: int) -> int:
@@ -126,16 +113,9 @@ def _cvta(e: Emitter, x: Instruction) -> None:
     address = e.read(x.operands[1], kind)
     if window:
         ufunc = "subtract" if "to" in x.parts else "add"
-        e.call(x.operands[0], kind, ufunc, address, e.constant(window, kind))
+        e.call(x.operands[0], kind, f"{ufunc}({address}, {e.constant(window, kind)})")
     else:
         e.write(x.operands[0], kind, address)
-
-
-def _isspacep(e: Emitter, x: Instruction) -> None:
-    address = e.read(x.operands[1], "u64")
-    if x.parts[1] not in SPACES:
-        raise unsupported(x)
-    e.write(x.operands[0], "pred", f"in_space({address}, {x.parts[1]!r})")
 
 
 def _cvt(e: Emitter, x: Instruction) -> None:
@@ -194,10 +174,7 @@ def _cvt(e: Emitter, x: Instruction) -> None:
 HANDLERS: dict[str, Handler] = {
     "setp": _setp,
     "set": _set,
-    "selp": _selp,
-    "slct": _slct,
     "mov": _mov,
     "cvta": _cvta,
-    "isspacep": _isspacep,
     "cvt": _cvt,
 }

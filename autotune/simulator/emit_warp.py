@@ -11,9 +11,8 @@ import numpy as np
 
 from autotune.simulator import warp
 from autotune.simulator.emitter import Access, Emitter, Handler, unsupported
-from autotune.simulator.ptx import Instruction, integer, natural, split_operands
+from autotune.simulator.ptx import Instruction, integer, split_operands
 
-_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
 _SHAPE = re.compile(r"m64n(\d+)k(8|16)")
 # What the tensor cores see of operands of wgmma, by depth and types.
 _SEEN: dict[tuple[str, ...], Callable[[Any], Any]] = {
@@ -45,59 +44,6 @@ class Product:
     turned: tuple[bool, bool]
 
 
-def _bar(e: Emitter, x: Instruction) -> None:
-    if x.parts[:3] != ("bar", "warp", "sync"):
-        raise unsupported(x)
-    e.statement(f"M.sync_warp({e.active})")
-
-
-def _shfl(e: Emitter, x: Instruction) -> None:
-    if x.parts[1] != "sync" or x.parts[2] not in ("up", "down", "bfly", "idx"):
-        raise unsupported(x)
-    targets = [target.strip() for target in x.operands[0].split("|")]
-    value, lane, clamp, members = (e.read(operand, "b32") for operand in x.operands[1:])
-    e.statement(f"t, t2 = warp.shuffle({x.parts[2]!r}, M.lanes, {lane}, {clamp})")
-    e.statement(f"t = M.shuffled({value}, t, {members}, {e.active})")
-    for target, name, kind in zip(targets, ("t", "t2"), ("b32", "pred"), strict=False):
-        e.write(target, kind, name)
-
-
-def _vote(e: Emitter, x: Instruction) -> None:
-    if x.parts[1] != "sync" or x.parts[2] not in ("all", "any", "uni", "ballot"):
-        raise unsupported(x)
-    condition = e.read(x.operands[1], "pred")
-    members = e.read(x.operands[2], "b32")
-    name = f"warp.vote_{x.parts[2]}(M.lanes, {condition}, {members}, {e.active})"
-    e.write(x.operands[0], "b32" if x.parts[2] == "ballot" else "pred", name)
-
-
-def _activemask(e: Emitter, x: Instruction) -> None:
-    e.write(x.operands[0], "b32", f"warp.vote_ballot(M.lanes, bool_(True), uint32(0xFFFFFFFF), {e.active})")
-
-
-def _elect(e: Emitter, x: Instruction) -> None:
-    leader, elected = (target.strip() for target in x.operands[0].split("|"))
-    e.statement(f"t, t2 = warp.elect(M.lanes, {e.read(x.operands[1], 'b32')}, {e.active})")
-    e.write(leader, "b32", "t")
-    e.write(elected, "pred", "t2")
-
-
-def _match(e: Emitter, x: Instruction) -> None:
-    if x.parts[1:3] != ("any", "sync"):
-        raise unsupported(x)
-    value, members = e.read(x.operands[1], x.parts[-1]), e.read(x.operands[2], "b32")
-    e.write(x.operands[0], "b32", f"warp.match_any(M.lanes, {value}, {members}, {e.active})")
-
-
-def _redux(e: Emitter, x: Instruction) -> None:
-    kind = x.parts[-1]
-    if x.parts[1] != "sync" or x.parts[2] not in _REDUCTIONS or kind not in ("b32", "s32", "u32"):
-        raise unsupported(x)
-    value, members = e.read(x.operands[1], kind), e.read(x.operands[2], "b32")
-    call = f"warp.reduce({x.parts[2]!r}, M.lanes, {value}, {members}, {e.active})"
-    e.write(x.operands[0], kind, call)
-
-
 def _mma(e: Emitter, x: Instruction) -> None:
     if x.opcode != "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32":
         raise unsupported(x)
@@ -127,24 +73,9 @@ def _ldmatrix(e: Emitter, x: Instruction) -> None:
     e.statement(f"M.load_matrices({access}, {address}, {e.active}, ({rows},), {'trans' in x.parts})")
 
 
-def _wgmma(e: Emitter, x: Instruction) -> None:
-    if x.parts[2:4] != ("sync", "aligned"):
-        raise unsupported(x)
-    if x.parts[1] == "mma_async":
-        _multiply(e, x)
-    elif x.parts[1] == "fence":
-        e.statement(f"M.wgmma_fence({e.active})")
-    elif x.parts[1] == "commit_group":
-        e.statement(f"M.wgmma_commit({e.active})")
-    elif x.parts[1] == "wait_group":
-        e.statement(f"M.wgmma_wait({natural(x.operands[0])}, {e.active})")
-    else:
-        raise unsupported(x)
-
-
 def _multiply(e: Emitter, x: Instruction) -> None:
     shape = _SHAPE.fullmatch(x.parts[4])
-    if shape is None or x.parts[5] != "f32":
+    if x.parts[1:4] != ("mma_async", "sync", "aligned") or shape is None or x.parts[5] != "f32":
         raise unsupported(x)
     columns, seen = int(shape[1]), _SEEN[shape[2], *x.parts[6:]]
     target, left, right, add, *immediates = x.operands
@@ -169,12 +100,6 @@ def _multiply(e: Emitter, x: Instruction) -> None:
     )
 
 
-def _setmaxnreg(e: Emitter, x: Instruction) -> None:
-    if x.parts[1] not in ("inc", "dec") or natural(x.operands[0]) not in range(24, 257, 8):
-        raise unsupported(x)
-    e.statement("pass")
-
-
 def _register_rows(e: Emitter, operand: str) -> Any:
     """Return the register rows of "{%f1, %f2}"."""
     names = split_operands(operand.strip("{} "))
@@ -183,16 +108,4 @@ def _register_rows(e: Emitter, operand: str) -> Any:
     return np.array([e.rows[name][1] for name in names])
 
 
-HANDLERS: dict[str, Handler] = {
-    "bar": _bar,
-    "shfl": _shfl,
-    "vote": _vote,
-    "activemask": _activemask,
-    "elect": _elect,
-    "match": _match,
-    "redux": _redux,
-    "mma": _mma,
-    "ldmatrix": _ldmatrix,
-    "wgmma": _wgmma,
-    "setmaxnreg": _setmaxnreg,
-}
+HANDLERS: dict[str, Handler] = {"mma": _mma, "ldmatrix": _ldmatrix, "wgmma": _multiply}

@@ -179,15 +179,13 @@ class Emitter:
         where = f", where={self._mask}" if self._mask else ""
         self.lines.append(f"copyto({self.row(destination, kind)}, {expression}{where})")
 
-    def call(self, destination: str, kind: str, ufunc: str, *arguments: str, dtype: str = "") -> None:
-        """Write the assignment of a ufunc's value to a register, without a temporary where all lanes run."""
-        if destination == "_":
-            return
-        extra = f", dtype={dtype}" if dtype else ""
-        if self._mask:
-            self.write(destination, kind, f"{ufunc}({', '.join(arguments)}{extra})")
+    def call(self, destination: str, kind: str, call: str) -> None:
+        """Write the assignment of a function's value to a register; a ufunc writes there itself."""
+        by_itself = isinstance(getattr(np, call.split("(")[0], None), np.ufunc)
+        if self._mask or destination == "_" or not by_itself:
+            self.write(destination, kind, call)
         else:
-            self.lines.append(f"{ufunc}({', '.join(arguments)}, out={self.row(destination, kind)}{extra})")
+            self.lines.append(f"{call[:-1]}, out={self.row(destination, kind)})")
 
     def statement(self, text: str) -> None:
         """Add a statement as it is."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import AutotuneError, UsageError
+from autotune.simulator import warp
 from autotune.simulator.counters import Tally
 from autotune.simulator.faults import Stop, UnsupportedPTX
 from autotune.simulator.global_races import GlobalRaces
@@ -397,8 +398,11 @@ class Machine(Warpgroups):
             raise stop
         self.notes.add(stop)
 
-    def shuffled(self, value: Any, source: Any, members: Any, mask: Any) -> Any:
-        """Return the values that shfl.sync brings from source lanes, none of which may have ended."""
+    def shuffle(
+        self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, mask: Any
+    ) -> tuple[Any, Any]:
+        """Execute shfl.sync: return the values it brings, from lanes that may not have ended, and which."""
+        source, valid = warp.shuffle(mode, self.lanes, lane, clamp)
         if not self.alive.all():
             ended = self.lanes.exists[source] & ~self.alive[source] & (self.alive if mask is None else mask)
             ended &= members >> self.lanes.in_warp[source].astype(np.uint32) & np.uint32(1) != 0
@@ -407,7 +411,7 @@ class Machine(Warpgroups):
                 x = self.program.kernel.instructions[self.program.blocks[self._at].start]
                 message = f"{x.opcode} reads lane {source[lane] % WARP} of its warp, which has ended"
                 raise self.lanes.stop("divergent-warp", message, x.line, lane)
-        return np.broadcast_to(value, (self.lanes.count,))[source]
+        return np.broadcast_to(value, (self.lanes.count,))[source], valid
 
     def _stuck(self) -> Stop:
         """Return the fault that names the barrier or warp-wide instruction at which no lane can go on."""

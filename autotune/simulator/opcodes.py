@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-from autotune.simulator import emit_arithmetic, emit_bits, emit_memory, emit_moves, emit_warp
+from autotune.simulator import emit_memory, emit_moves, emit_warp
 from autotune.simulator.emitter import Emitter, Handler, Layout, unsupported
 from autotune.simulator.ptx import Instruction
+from autotune.simulator.rules import emit_rule, rule_of
 
-_HANDLERS: dict[str, Handler] = {
-    **emit_arithmetic.HANDLERS,
-    **emit_bits.HANDLERS,
-    **emit_moves.HANDLERS,
-    **emit_memory.HANDLERS,
-    **emit_warp.HANDLERS,
-}
+_HANDLERS: dict[str, Handler] = {**emit_moves.HANDLERS, **emit_memory.HANDLERS, **emit_warp.HANDLERS}
 # Opcode to (how many operands it may have, first letters of the types that it ends with).
 _FORMS: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("add", "sub", "mul", "div"), ("3", "usf")),
-    **dict.fromkeys(("min", "max"), ("34", "usf")),
-    **{
-        "rem": ("3", "us"),
-        "mad": ("4", "usf"),
-        "mul24": ("3", "us"),
-        "mad24": ("4", "us"),
-        "fma": ("4", "f"),
-        "copysign": ("3", "f"),
-    },
-    **dict.fromkeys(("abs", "neg"), ("2", "sf")),
-    **dict.fromkeys(("sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", "testp"), ("2", "f")),
-    **dict.fromkeys(("and", "or", "xor"), ("3", "bp")),
-    **{"not": ("2", "bp"), "shl": ("3", "b"), "shr": ("3", "bus"), "bfe": ("4", "us"), "bfi": ("5", "b")},
-    **dict.fromkeys(("cnot", "popc", "clz", "brev"), ("2", "b")),
-    **{"bfind": ("2", "us"), "shf": ("4", "b"), "prmt": ("4", "b"), "lop3": ("5", "b")},
-    **{"setp": ("34", "busf"), "set": ("3", "busf"), "selp": ("4", "busf"), "slct": ("4", "fs")},
-    **{"mov": ("2", "busfp"), "cvt": ("23", "busf"), "cvta": ("2", "u"), "isspacep": ("2", "")},
-    **{
-        "shfl": ("5", "b"),
-        "vote": ("3", "pb"),
-        "match": ("3", "b"),
-        "redux": ("3", "bus"),
-        "elect": ("2", ""),
-    },
-    **{"activemask": ("1", "b"), "mma": ("4", "f"), "ldmatrix": ("2", "b")},
+    **{"setp": ("34", "busf"), "set": ("3", "busf"), "mov": ("2", "busfp"), "cvt": ("23", "busf")},
+    **{"cvta": ("2", "u"), "ldmatrix": ("2", "b")},
 }
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
 _WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "elect", "wgmma", "setmaxnreg")
@@ -70,7 +41,7 @@ def emit(layout: Layout, x: Instruction, index: int, masked: bool) -> list[str]:
     Raises:
         UnsupportedPTX: Its opcode, a modifier or an operand is unknown.
     """
-    handler = _HANDLERS.get(x.parts[0])
+    handler = _HANDLERS.get(x.parts[0]) if rule_of(x) is None else emit_rule
     if handler is None:
         raise unsupported(x)
     counts, kinds = _FORMS.get(x.parts[0], ("", ""))

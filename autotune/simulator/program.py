@@ -26,14 +26,16 @@ _RUNS = {"fma.rn.f32": 3, "mul.f32": 2, "mul.rn.f32": 2, "mov.f32": 1, "mov.b32"
 _ROWS_USED = re.compile(rf"(?<![\w.])({'|'.join(ROW_NAMES)})\[")
 _SHORTEST_RUN = 4
 _REDUCTIONS = ("popc", "and", "or")
-_UFUNCS = (
-    *("absolute", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "ceil", "copysign", "copyto", "divide"),
-    *("equal", "floor", "fmax", "fmin", "greater", "greater_equal", "invert", "isfinite", "isinf", "isnan"),
-    *("left_shift", "less", "less_equal", "logical_and", "logical_or", "maximum", "minimum", "multiply"),
-    *("negative", "not_equal", "right_shift", "rint", "sqrt", "subtract", "trunc", "where"),
-    *("bool_", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
-    *("float16", "float32", "float64"),
-)
+# What statements call: functions and types of NumPy, and the modules that go beyond it.
+_CALLED: dict[str, Any] = {
+    **{name: each for name, each in vars(np).items() if isinstance(each, (np.ufunc, type))},
+    **{"where": np.where, "copyto": np.copyto, "warp": warp},
+    **{
+        name: each
+        for name, each in (vars(arithmetic) | vars(fma)).items()
+        if callable(each) and name[0] != "_"
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,7 @@ class Program:
         self._after: dict[int, frozenset[int]] = {}
         self._functions: dict[tuple[int, bool], BlockFunction] = {}
         self._namespace = self.layout.names
-        self._namespace.update({name: getattr(np, name) for name in _UFUNCS})
-        self._namespace.update(
-            {
-                name: value
-                for name, value in (vars(arithmetic) | vars(fma)).items()
-                if callable(value) and name[0] != "_"
-            }
-        )
-        self._namespace["warp"] = warp
+        self._namespace.update(_CALLED)
         self._check_names()
         self._check_opcodes()
         self._split()
