@@ -265,6 +265,7 @@ def test_kernels_of_a_stream_share_memory_in_turns(working):
     kernels = [enqueue, *(more(driver, runtime, size) for _ in range(20))]
     for kernel in kernels:
         kernel(4, 5, 6, 1.0, 0.0, 7)
+    assert workspaces.held_bytes() <= workspaces.LIMIT_BYTES
     assert (Memory.count - before) * size <= workspaces.LIMIT_BYTES + size
     assert len(runtime.zeroed) == len(kernels)
     kernels[-1](4, 5, 6, 1.0, 0.0, 7)

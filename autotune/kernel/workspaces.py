@@ -58,7 +58,7 @@ class Workspaces:
 
     def _room(self, size: int) -> int:
         found = self._left(size)
-        if found is None and sum(each.size for each in self._chunks) + max(size, CHUNK_BYTES) > LIMIT_BYTES:
+        if found is None and self.size + max(size, CHUNK_BYTES) > LIMIT_BYTES:
             self.places.clear()
             self._used = [0] * len(self._chunks)
             found = self._left(size)
@@ -78,6 +78,11 @@ class Workspaces:
                 self._used[index] = used + size
                 return int(chunk.ptr) + used
         return None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its memory."""
+        return sum(int(each.size) for each in self._chunks)
 
     def keep(self, kernel: Any) -> None:
         """Let the graph that owns this own a kernel too."""
@@ -120,6 +125,12 @@ def workspaces_of(runtime: Any, ordinal: int, stream: int, kernel: Any) -> Works
         _made[key] = found
     found.keep(kernel)
     return found
+
+
+def held_bytes() -> int:
+    """Return the bytes of all memory to work in, of all streams and graphs, and what is spare."""
+    spare = [int(chunk.size) for chunks in tuple(_spare.values()) for chunk in tuple(chunks)]
+    return sum(workspaces.size for workspaces in tuple(_made.values())) + sum(spare)
 
 
 @contextmanager
