@@ -11,6 +11,7 @@ from autotune.errors import UsageError
 from autotune.kernel import matmul as launch
 from autotune.kernel.operands import kind_of
 
+PLAIN = (Tensor, torch.nn.Parameter)
 _NAME = "autotune::matmul"
 
 
@@ -55,15 +56,41 @@ def matmul(
 
 
 def _product(a: Tensor, b: Tensor, *words: Any) -> Tensor:
-    """Call the operator, where transforms of ``torch.func`` are at work by the function that they know."""
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    """Multiply eagerly without the operator, which takes the host several times as long, or else by it."""
+    if torch.compiler.is_compiling():
+        return _multiply(a, b, *words)
+    if torch._C._are_functorch_transforms_active():  # they do not see the gradients of an operator
         return _Function.apply(a, b, *words)
-    return _multiply(a, b, *words)
+    if _eager(a, b) and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Function.apply(a, b, *words)
+    return _computed(a, b, *words)
+
+
+def _computed(a: Tensor, b: Tensor, *words: Any) -> Tensor:
+    """Multiply tensors whose gradients are somebody else's affair."""
+    return _launched(a, b, *words) if _eager(a, b) else _multiply(a, b, *words)
+
+
+def _eager(a: Tensor, b: Tensor) -> bool:
+    """Return whether autograd alone looks at what happens to tensors: no mode, subclass, autocast or vmap."""
+    return (
+        type(a) in PLAIN
+        and type(b) in PLAIN
+        and a.is_cuda
+        and b.is_cuda
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.is_autocast_enabled("cuda")
+    )
 
 
 def _launched(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
-    with torch.no_grad():
+    gradients = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)  # a context would take longer
+    try:
         return launch(fitting(a), fitting(b), alpha=alpha, math=math, tune=tune)  # type: ignore[arg-type]
+    finally:
+        torch._C._set_grad_enabled(gradients)
 
 
 def _fake(a: Tensor, b: Tensor, alpha: float, math: str, tune: str | None) -> Tensor:
@@ -102,11 +129,11 @@ def _mapped(info: Any, dims: tuple[Any, ...], a: Tensor, b: Tensor, *words: Any)
 
 
 class _Function(torch.autograd.Function):  # type: ignore[misc]  # PyTorch may be missing
-    """The operator for transforms of ``torch.func``, which do not see the gradients of an operator."""
+    """The product with its gradients, for eager calls and for transforms of ``torch.func``."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, *words: Any) -> Tensor:
-        return _multiply(a, b, *words)
+        return _computed(a, b, *words)
 
     setup_context = staticmethod(_keep)
     backward = staticmethod(_gradients)

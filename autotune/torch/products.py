@@ -18,9 +18,8 @@ from autotune.kernel.best import Tune
 from autotune.kernel.multiply import way_of
 from autotune.kernel.short import Places
 from autotune.torch.counts import OURS, Counted, Counts, Decision
-from autotune.torch.operator import fitting, readable
+from autotune.torch.operator import PLAIN, fitting, readable
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 _REAL = (float, int)
 _EXACT = ("ieee", "none")
 _UNALIGNED = 15  # bits of an address that is no multiple of 16
@@ -247,7 +246,7 @@ def _misfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> s
             continue
         if each.dtype is not _float32:
             return str(each.dtype).removeprefix("torch.")
-        if type(each) not in _PLAIN:
+        if type(each) not in PLAIN:
             return "a subclass of Tensor"
         if each.get_device() != ordinal:
             return "operands do not fit"

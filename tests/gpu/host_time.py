@@ -26,7 +26,7 @@ def contenders(m: int, n: int, k: int) -> Calls:
     """Calls on the same operands, by name."""
     a, b, c = (torch.rand(shape, device="cuda") for shape in ((m, k), (k, n), (m, n)))
     x, y, z = (cupy.asarray(each) for each in (a, b, c))
-    kernel = autotune.best_kernel(m, n, k)
+    leaf, kernel = b.clone().requires_grad_(), autotune.best_kernel(m, n, k)
     places = a.data_ptr(), b.data_ptr(), c.data_ptr()
     return {
         "torch.mm out=": lambda: torch.mm(a, b, out=c),
@@ -34,6 +34,9 @@ def contenders(m: int, n: int, k: int) -> Calls:
         "matmul out=, tensors": lambda: autotune.matmul(a, b, out=c),
         "matmul, tensors": lambda: autotune.matmul(a, b),
         "kernel out=, tensors": lambda: kernel(a, b, out=c),
+        "torch.mm, requires grad": lambda: torch.mm(a, leaf),
+        "autotune.torch.matmul": lambda: autotune.torch.matmul(a, b),
+        "autotune.torch.matmul, requires grad": lambda: autotune.torch.matmul(a, leaf),
         "matmul out=, CuPy": lambda: autotune.matmul(x, y, out=z),
         "matmul, CuPy": lambda: autotune.matmul(x, y),
         "launch on addresses": lambda: kernel.launch(*places),
