@@ -97,17 +97,20 @@ class Transformer(nn.Module):
 
 
 def texts(size: Size, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield words and the words that follow them: by Zipf's law, or as a rule says for the word before."""
-    source = torch.Generator("cuda").manual_seed(1)
-    frequency = 1.0 / torch.arange(1, size.vocabulary + 1, device="cuda")
+    """Yield words and the words that follow them: by Zipf's law, or as a rule says for the word before.
+
+    They are drawn on the CPU: on a GPU the sums in `multinomial` are not the same each time, nor is the text.
+    """
+    source = torch.Generator().manual_seed(1)
+    frequency = 1.0 / torch.arange(1, size.vocabulary + 1)
     rule = torch.multinomial(frequency, size.vocabulary, replacement=True, generator=source)
     for _ in range(steps):
         shape = (size.batch, size.context + 1)
         words = torch.multinomial(frequency, math.prod(shape), True, generator=source).view(shape)
-        ruled = torch.rand(shape, device="cuda", generator=source) < 0.5
+        ruled = torch.rand(shape, generator=source) < 0.5
         for place in range(1, shape[1]):
             words[:, place] = torch.where(ruled[:, place], rule[words[:, place - 1]], words[:, place])
-        yield words[:, :-1].contiguous(), words[:, 1:].contiguous()
+        yield words[:, :-1].cuda(), words[:, 1:].cuda()
 
 
 @dataclass
