@@ -103,7 +103,7 @@ CASES: dict[str, dict[str, Case]] = {
     "sgemm_3xtf32": {
         "batch": ((64, 64, 2048, "nt", 0, 16), "two_warps", {"split_k": 2, "group_m": 1}),
         "guarded": (
-            (1000, 1000, 1000),
+            (1000, 1000, 1000, "nn", 1),
             "narrow_warps",
             {"BM": 128, "BN": 32, "BK": 16, "edge": "guarded", "fragment_pipeline": 0, "group_m": 1},
         ),
@@ -126,7 +126,7 @@ CASES: dict[str, dict[str, Case]] = {
             {"BM": 64, "BN": 32, "vec_c": 2, "group_m": 1},
         ),
         "guarded_raster_with_a_rest": (
-            (1000, 1000, 1000),
+            (1000, 1000, 1000, "nn", 1),
             "small_block",
             {"BM": 96, "stages": 4, "edge": "guarded"},
         ),

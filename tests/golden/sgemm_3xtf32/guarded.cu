@@ -1,4 +1,4 @@
-// sgemm_3xtf32: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn,
+// sgemm_3xtf32: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn,
 // on the tensor cores: every operand is split into two TF32 numbers, x = hi + lo, and
 // a b = a_hi b_hi + a_hi b_lo + a_lo b_hi but for a_lo b_lo, which is below 2^-20 |a b|.
 // config   BM128-WM32-BN32-WN32-promote16-BK16-split_k1-stages3-vec_a4-vec_b4-vec_c2-guarded-fragment_pipeline0-group_m1-min_blocks3
@@ -249,8 +249,22 @@ sgemm_3xtf32(float alpha, const float* __restrict__ A, const float* __restrict__
     const int c_row = block_row + warp_m * WM + lane / 4;
     const int c_col = block_col + warp_n * WN + lane % 4 * 2;
     float* const c_lane = C + c_row * ldc + c_col;
+    // Of one row of fragments at a time all of C is read before any of it is written: a read behind a write waits for it.
     #pragma unroll
-    for (int i = 0; i < frags_m; ++i)
+    for (int i = 0; i < frags_m; ++i) {
+        Vector<vec_c> old[TN / vec_c] = {};
+        if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
+            #pragma unroll
+            for (int j = 0; j < frags_n; ++j)
+                #pragma unroll
+                for (int q = 0; q < 4; q += vec_c) {
+                    const int row = i * mma_m + q / 2 * 8, col = j * mma_n + q % 2;
+                    if (c_row + row >= m || c_col + col >= n)
+                        continue;
+                    old[(j * 4 + q) / vec_c] = *reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
+                }
+        }
+        __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
         #pragma unroll
         for (int j = 0; j < frags_n; ++j)
             #pragma unroll
@@ -262,7 +276,8 @@ sgemm_3xtf32(float alpha, const float* __restrict__ A, const float* __restrict__
                 Vector<vec_c> out;
                 #pragma unroll
                 for (int v = 0; v < vec_c; ++v)
-                    out.lane[v] = alpha * acc[i][j * 4 + q + v];
+                    out.lane[v] = alpha * acc[i][j * 4 + q + v] + beta * old[(j * 4 + q) / vec_c].lane[v];
                 *to = out;
             }
+    }
 }

@@ -1,4 +1,4 @@
-// sgemm_3xtf32_wgmma: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn,
+// sgemm_3xtf32_wgmma: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn,
 // on Hopper's tensor cores: every operand is split into two TF32 numbers, x = hi + lo, and
 // a b = a_hi b_hi + a_hi b_lo + a_lo b_hi but for a_lo b_lo, which is below 2^-21 |a b|.
 // architecture sm_90a, the only one with wgmma
@@ -292,6 +292,18 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int c_row = block_row + lane % 4 * 2;
     const int c_col = block_col + warp * 16 + lane / 4;
     float* const c_lane = C + c_row * ldc + c_col;
+    // All of C is read before any of it is written: a read behind a write waits for it.
+    Vector<vec_c> old[TN / vec_c] = {};
+    if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
+        #pragma unroll
+        for (int i = 0; i < TN; i += vec_c) {
+            const int col = i % 4 / 2 * 8, row = i / 4 * 8 + i % 2;
+            if (c_row + row >= m || c_col + col >= n)
+                continue;
+            old[i / vec_c] = *reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
+        }
+    }
+    __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
     #pragma unroll
     for (int i = 0; i < TN; i += vec_c) {
         const int col = i % 4 / 2 * 8, row = i / 4 * 8 + i % 2;
@@ -301,7 +313,7 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
         Vector<vec_c> out;
         #pragma unroll
         for (int v = 0; v < vec_c; ++v)
-            out.lane[v] = alpha * acc[0][i + v];
+            out.lane[v] = alpha * acc[0][i + v] + beta * old[i / vec_c].lane[v];
         *to = out;
     }
 }
