@@ -228,29 +228,34 @@ class CudaLaunch:
         addresses[2] = c
         scalars[0] = alpha
         scalars[1] = beta
+        workspaces = None
         if self._workspace_bytes:
-            captured = stream > LEGACY_DEFAULT and self._is_capturing(stream)
-            workspaces = None if captured else self._of_streams.get(stream)
-            if workspaces is None:
-                workspaces = workspaces_of(self._runtime, self._ordinal, stream, self)
-                if not captured and stream != PER_THREAD_DEFAULT:
-                    self._of_streams[stream] = workspaces
-            with workspaces.lock:
-                number = self._number
-                addresses[3] = workspaces.places.get(number) or workspaces.place(
-                    number, self._workspace_bytes, self._zeroed
+            workspaces = self._of_streams.get(stream)
+            if workspaces is None or (stream > LEGACY_DEFAULT and self._is_capturing(stream)):
+                workspaces = self._workspaces(stream)
+            workspaces.lock.acquire()  # until the launch: then another kernel may have the place
+        try:
+            if workspaces is not None:
+                addresses[3] = workspaces.places.get(self._number) or workspaces.place(
+                    self._number, self._workspace_bytes, self._zeroed
                 )
-                self._launch(stream, arguments.launches)
-        else:
-            self._launch(stream, arguments.launches)
+            for geometry, pointers in arguments.launches:
+                try:
+                    self._launch_kernel(*geometry, stream, pointers, 0)
+                except self._errors as error:
+                    self._launch_again(error, geometry, stream, pointers)
+        finally:
+            if workspaces is not None:
+                workspaces.lock.release()
         buffers.append(arguments)
 
-    def _launch(self, stream: int, launches: Sequence[tuple[tuple[int, ...], int]]) -> None:
-        for geometry, pointers in launches:
-            try:
-                self._launch_kernel(*geometry, stream, pointers, 0)
-            except self._errors as error:
-                self._launch_again(error, geometry, stream, pointers)
+    def _workspaces(self, stream: int) -> Workspaces:
+        """Return those of a stream that is new or captured, and remember the ones that are no graph's."""
+        found = workspaces_of(self._runtime, self._ordinal, stream, self)
+        captured = stream > LEGACY_DEFAULT and self._is_capturing(stream)
+        if not captured and stream != PER_THREAD_DEFAULT:
+            self._of_streams[stream] = found
+        return found
 
     def _launch_again(self, error: Exception, geometry: tuple[int, ...], stream: int, pointers: int) -> None:
         """Make the kernel's GPU current and repeat the launch, if that can have been what was missing.

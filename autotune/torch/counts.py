@@ -17,14 +17,17 @@ class Decision:
     Attributes:
         counted: Operator, shape, and where they go.
         way: How our kernels multiply them at multiples of 16 bytes; None where PyTorch does it.
+        copied: Whether they are copied first, which PyTorch would do too, and the copies multiplied.
         ordinal: CUDA ordinal of their GPU.
         calls: So far.
     """
 
-    __slots__ = ("calls", "counted", "ordinal", "way")
+    __slots__ = ("calls", "copied", "counted", "ordinal", "way")
 
-    def __init__(self, counted: Counted, way: Way | None = None, ordinal: int = -1) -> None:
-        self.counted, self.way, self.ordinal, self.calls = counted, way, ordinal, 0
+    def __init__(
+        self, counted: Counted, way: Way | None = None, ordinal: int = -1, copied: bool = False
+    ) -> None:
+        self.counted, self.way, self.ordinal, self.copied, self.calls = counted, way, ordinal, copied, 0
 
 
 class Counts:

@@ -96,6 +96,8 @@ class Products:
             or _precision("cuda", "matmul") not in _EXACT
             or (added is not None and not (alpha and type(alpha) in _REAL and type(beta) in _REAL))
         ):
+            if decision is not None and decision.copied:
+                return self.multiply(name, fitting(a), fitting(b), out, added, beta, alpha)
             return self._at_length(name, a, b, out, added, beta, alpha)
         ordinal = decision.ordinal
         if out is not None:
@@ -163,6 +165,7 @@ class Products:
                 self.counts.undecided[_counted(name, a, b, why)] += 1
                 return None
             if not (readable(a) and readable(b)):  # PyTorch would copy, too
+                self._settled(key, Decision(_counted(name, a, b), copied=True))
                 return self.multiply(name, fitting(a), fitting(b), out, added, beta, alpha)
             in_place = out is not None and added is out
             words: dict[str, Any] = {"math": self._math, "tune": self._tune}

@@ -307,6 +307,8 @@ def test_tensors_that_come_back_are_multiplied_alike():
     exact = a.double() @ b.double()
     bias, weight = torch.randn(SIZE[1], device="cuda"), b.clone().requires_grad_()
     odd = torch.randn(a.numel() + 1, device="cuda")[1:].view_as(a)
+    of_odd, spread = odd.double() @ b.double(), torch.ones(1, 1, device="cuda").expand(SIZE[0], SIZE[2])
+    of_ones = spread.double() @ b.double()
     out, square = torch.empty(SIZE[0], SIZE[1], device="cuda"), torch.randn(64, 64, device="cuda")
     with autotune.torch.enabled() as counts:
         for _ in range(5):
@@ -319,7 +321,8 @@ def test_tensors_that_come_back_are_multiplied_alike():
             out.addmm_(a, b, beta=0.5)
             close(out, 1.5 * exact + 0.5 * bias.double())
             close(torch.addmm(torch.full_like(out, float("nan")), a, b, beta=0), exact)
-            close(torch.mm(odd, b), odd.double() @ b.double())
+            close(torch.mm(odd, b), of_odd)
+            close(torch.mm(spread, b), of_ones)
             added = torch.addmm(bias, a, weight)
             assert added.requires_grad
             (found,) = torch.autograd.grad(added.sum(), weight)
