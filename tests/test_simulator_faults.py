@@ -184,6 +184,14 @@ RACES = {
         __syncthreads();
         a[threadIdx.x] = s[threadIdx.x];
     }""",
+    "an update by several warps": """extern "C" __global__ void k(float* a, int n) {
+        __shared__ float s[1];
+        s[0] = 1.0f;
+        __syncthreads();
+        s[0] += 1.0f;  // here
+        __syncthreads();
+        a[threadIdx.x] = s[0];
+    }""",
     "neighbouring bytes": """extern "C" __global__ void k(float* a, int n) {
         __shared__ unsigned char s[256];
         s[threadIdx.x] = n + threadIdx.x;
@@ -223,6 +231,13 @@ CLEAN = {
         s[threadIdx.x] = a[threadIdx.x];
         for (int t = 0; t < n; ++t) s[threadIdx.x] += s[threadIdx.x] * t;
         a[threadIdx.x] = s[threadIdx.x];
+    }""",
+    "atomics of one thread": """extern "C" __global__ void k(float* a, int n) {
+        __shared__ float s[64];
+        s[threadIdx.x] = a[threadIdx.x];
+        atomicAdd(s + threadIdx.x, 1.0f);
+        a[threadIdx.x] = s[threadIdx.x];
+        s[threadIdx.x] = 2.0f;
     }""",
     "one thread writes": """extern "C" __global__ void k(float* a, int n) {
         __shared__ float s[1];

@@ -12,11 +12,10 @@ from autotune.simulator.atomics import apply_atomic
 from autotune.simulator.counters import Tally
 from autotune.simulator.emitter import LOCAL_WINDOW, SHARED_WINDOW, Access
 from autotune.simulator.faults import FaultKind, Notes
-from autotune.simulator.global_races import GlobalRaces
 from autotune.simulator.lanes import WARP, Lanes, Registers
 from autotune.simulator.memory import GlobalMemory, Region, gather, scatter
 from autotune.simulator.races import RaceDetector
-from autotune.simulator.shared import Pattern, SharedMemory, displaced
+from autotune.simulator.shared import WARPS, Pattern, SharedMemory, displaced
 from autotune.simulator.synchronisation import AsyncCopies
 from autotune.simulator.traffic import global_traffic
 
@@ -31,7 +30,7 @@ class LoadStore(Registers):
         memory: Global memory.
         shared: Shared memory of the group's blocks.
         async_copies: Groups of cp.async.
-        races, global_races: None without checks.
+        races: None without checks.
         notes: What no fault is.
         tally: None without counters.
     """
@@ -40,7 +39,6 @@ class LoadStore(Registers):
     shared: SharedMemory
     async_copies: AsyncCopies
     races: RaceDetector | None
-    global_races: GlobalRaces | None
     special: dict[str, Any]
 
     def __init__(
@@ -81,8 +79,8 @@ class LoadStore(Registers):
 
     def fence(self, mask: Any) -> None:
         """Execute a fence between blocks."""
-        if self.global_races is not None:
-            self.global_races.fence(mask)
+        if self.races is not None:
+            self.races.fence(mask)
 
     def _select(self, address: Values, mask: Any) -> tuple[Any, Any]:
         """Return (active lanes or None for all, their addresses)."""
@@ -121,9 +119,8 @@ class LoadStore(Registers):
         giving = lanes % WARP < 8 * len(rows)
         found = self._shared_pattern(access, address[giving], lanes[giving])
         if self.races is not None:  # what a lane gives the place of, all lanes read
-            warps = self.lanes.stride + self.lanes.thread[found.lane] // WARP
-            found.who = np.maximum(found.who, warps)
-            self.races.read(access, found)
+            found.who = np.maximum(found.who, WARPS + self.lanes.thread[found.lane] // WARP)
+            self.races.read(self.races.touch(access, found))
         halves = np.ascontiguousarray(self.shared.read(access, found)).view(np.uint16)
         halves = halves.reshape(-1, len(rows), 8, 8)
         words = np.ascontiguousarray(halves.swapaxes(2, 3) if transposed else halves).view(np.uint32)
@@ -134,7 +131,7 @@ class LoadStore(Registers):
         if space == "shared":
             found = self._shared_pattern(access, address, active)
             if self.races is not None:
-                self.races.read(access, found)
+                self.races.read(self.races.touch(access, found))
             return self.shared.read(access, found)
         if space == "local":
             return gather(self._local.view, access, self._local_offsets(access, address, active), True)
@@ -152,13 +149,13 @@ class LoadStore(Registers):
 
     def _note_loads(self, access: Access, parts: list[tuple[Region, Any, Any]], active: Any) -> None:
         """Check and record loads from arrays that the kernel may store to."""
-        if self.global_races is None:
+        if self.races is None:
             return
         for region, offsets, chosen in parts:
             if region.tracked:
                 everyone = self.lanes.index if active is None else active
                 lanes = everyone if chosen is None else everyone[chosen]
-                self.global_races.read(access, region, offsets, lanes)
+                self.races.read(self.races.touch_global(access, region, offsets, lanes))
 
     def store(self, access: Access, address: Values, mask: Any, values: tuple[Values, ...]) -> None:
         """Execute a store of one value per element."""
@@ -182,7 +179,7 @@ class LoadStore(Registers):
             found = self._shared_pattern(access, address, active)
             if self.races is not None:
                 store = partial(self.shared.write_and_compare, access, found, values)
-                self.races.write(access, found, False, store=store)
+                self.races.write(self.races.touch(access, found), False, store=store)
             self.shared.write(access, found, values)
             return
         if space == "local":
@@ -196,11 +193,12 @@ class LoadStore(Registers):
             lanes = everyone if chosen is None else everyone[chosen]
             self._check_writable(access, region, offsets, lanes)
             part = values if chosen is None else values[chosen]
-            races = self.global_races
-            touch = races.write(access, region, offsets, lanes, part) if races is not None else None
-            scatter(region.view, access, offsets, part, region.base % access.size == 0)
-            if races is not None and touch is not None:
-                races.settle(touch, part)
+            execute = partial(scatter, region.view, access, offsets, part, region.base % access.size == 0)
+            if self.races is None:
+                execute()
+            else:
+                touch = self.races.touch_global(access, region, offsets, lanes)
+                self.races.write_global(touch, part, execute)
 
     def _check_writable(self, access: Access, region: Region, offsets: Any, lanes: Any) -> None:
         if not region.writable:
@@ -243,7 +241,7 @@ class LoadStore(Registers):
         if space == "shared":
             found = self._shared_pattern(access, address, active)
             if self.races is not None:
-                self.races.update(access, found)
+                self.races.update(self.races.touch(access, found))
             return [(self.shared.view(access.dtype), found.offsets, None)]
         if space == "local":
             return [(self._local.view(access.dtype), self._local_offsets(access, address, active), None)]
@@ -255,8 +253,8 @@ class LoadStore(Registers):
         for region, offsets, chosen in parts:
             lanes = everyone if chosen is None else everyone[chosen]
             self._check_writable(access, region, offsets, lanes)
-            if self.global_races is not None:
-                self.global_races.update(access, region, offsets, lanes)
+            if self.races is not None:
+                self.races.update(self.races.touch_global(access, region, offsets, lanes))
             low = region.base % access.size
             targets.append((region.data[(access.size - low) % access.size :], offsets, chosen))
         return [
@@ -289,7 +287,7 @@ class LoadStore(Registers):
                 self._fetch_bytes(source, address[some], everyone[some], values, some, int(size))
         found = self._shared_pattern(to, target, active)
         if self.races is not None:
-            self.races.write(to, found, True)
+            self.races.write(self.races.touch(to, found), True)
         self.shared.write(to, found, values)
 
     def _fetch(self, access: Access, address: Any, lanes: Any, values: Any, where: Any) -> None:

@@ -12,10 +12,10 @@ from autotune.errors import AutotuneError, UsageError
 from autotune.simulator import warp
 from autotune.simulator.counters import Tally
 from autotune.simulator.faults import Stop, UnsupportedPTX
-from autotune.simulator.global_races import GlobalRaces
 from autotune.simulator.lanes import WARP, Extent, Lanes, bytes_per_lane
 from autotune.simulator.memory import GlobalMemory
 from autotune.simulator.program import Program
+from autotune.simulator.proxies import Proxies
 from autotune.simulator.ptx import Instruction, integer
 from autotune.simulator.races import RaceDetector
 from autotune.simulator.shared import SharedMemory
@@ -72,11 +72,10 @@ class Machine(Warpgroups):
         self.max_steps, self.max_seconds = max_steps, max_seconds
         self._blocks_allocated = 0
         self._at = 0  # the basic block that runs
-        self.global_races = None
+        self.races = None
         if checks:
-            self.global_races = GlobalRaces(
-                program.orders_blocks, program.syncs_warps, program.global_unit, self.notes
-            )
+            unit = program.global_unit
+            self.races = RaceDetector(program.orders_blocks, program.syncs_warps, unit, self.notes)
 
     def run(self) -> None:
         """Run every block of the grid.
@@ -134,15 +133,10 @@ class Machine(Warpgroups):
             MBarriers(self.lanes, len(self.shared.storage)) if self.program.uses_mbarriers else None
         )
         self.wgmmas = Wgmmas(self.lanes) if self.program.uses_wgmma else None
-        self.races = None
-        if self.checks:
-            self.races = RaceDetector(self.lanes, self.shared, self.async_copies, self.mbarriers, self.notes)
-        if self.races is not None and self.global_races is not None:
-            self.global_races.begin(self.lanes, self.races)
-        if self.races is not None and self.program.syncs_warps:
-            self.races.use_warp_sync()
-        if self.races is not None and self.program.uses_wgmma:
-            self.races.use_proxies()
+        if self.races is not None:
+            self.races.begin(self.lanes, self.shared, self.async_copies, self.mbarriers)
+            if self.program.uses_wgmma:
+                self.races.proxies = Proxies(self.lanes, self.shared, self.async_copies, self.notes)
 
     def _execute(self) -> None:
         """Run the group to its end."""

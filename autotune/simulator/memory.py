@@ -35,7 +35,7 @@ class Region:
         writable: Whether stores are allowed.
         tracked: Whether races in it are looked for.
         unwritten: Whether nothing has written it before the launch.
-        writers, readers, write_sync, read_sync, fences: What `global_races` knows of each unit.
+        shadow: What is remembered of each unit, see `orders`.
     """
 
     name: str
@@ -44,11 +44,7 @@ class Region:
     writable: bool
     tracked: bool = False
     unwritten: bool = False
-    writers: Any = None
-    readers: Any = None
-    write_sync: Any = None
-    read_sync: Any = None
-    fences: Any = None
+    shadow: Any = None
     views: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -1,9 +1,8 @@
-"""Detects races, uninitialised reads and async copies used too early in shared memory.
+"""Detects races and reads of what nothing wrote, in shared memory and in arrays that a kernel may store to.
 
-Barriers divide the life of a block into epochs. Each unit of shared memory remembers who wrote it last and
-who read it, as ``epoch * codes + code``: the code is a thread, a warp (several threads of it), "several
-warps" or "atomics". Two accesses conflict if they fall into one epoch, come from different threads, and one
-of them is a write.
+Each unit of memory remembers its last writer and its readers as stamps (see `orders`). Accesses conflict if
+one of them is a write, they come from two threads of one epoch or from two blocks, and they are not both
+atomic.
 """
 
 from __future__ import annotations
@@ -14,301 +13,289 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.faults import FaultKind, Notes, Stop
-from autotune.simulator.lanes import WARP, Lanes
+from autotune.simulator.faults import FaultKind, Notes
+from autotune.simulator.lanes import WARP
+from autotune.simulator.memory import ALLOCATION_ALIGN, Region, gather
+from autotune.simulator.orders import (
+    ATOMIC,
+    BLOCK,
+    BULK,
+    CAS,
+    EPOCH,
+    EPOCHS,
+    IN_FLIGHT,
+    MANY,
+    NOTHING,
+    WHO,
+    Orders,
+    Touch,
+    warp_of,
+)
 from autotune.simulator.proxies import Proxies
-from autotune.simulator.shared import Pattern, SharedMemory
-from autotune.simulator.synchronisation import AsyncCopies, MBarriers
+from autotune.simulator.shared import SEVERAL, WARPS, Pattern
 
-NOTHING = 1 << 62  # nothing wrote this unit
-IN_FLIGHT = 1 << 61  # + lane: an async copy of that lane wrote it
-BULK = 1 << 60  # + mbarrier: a bulk copy that reports to it wrote this unit
+_STRONG = {"volatile", "relaxed", "acquire", "release"}  # atomic in PTX's words
 
 
-class RaceDetector:
-    """Watches the shared memory of one group of blocks."""
+class RaceDetector(Orders):
+    """Watches the memory of one launch.
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        shared: SharedMemory,
-        copies: AsyncCopies,
-        mbarriers: MBarriers | None,
-        notes: Notes,
-    ) -> None:
-        units = len(shared.storage) // shared.unit
-        self.lanes, self.shared, self.copies, self.mbarriers = lanes, shared, copies, mbarriers
+    Attributes:
+        proxies: What the tensor cores read past the path of ordinary accesses; None if they do not.
+    """
+
+    proxies: Proxies | None = None
+
+    def __init__(self, fences: bool, syncs_warps: bool, unit: int, notes: Notes) -> None:
+        super().__init__(fences, syncs_warps, unit)
         self.notes = notes
-        self.writers = np.full(units, NOTHING, np.int64)
-        self.readers = np.full(units, -1, np.int64)
-        self.copy_groups = np.zeros(units, np.int64)
-        self.epochs = np.ones(lanes.blocks, np.int64)
-        self.epoch: int | None = 1  # None while the blocks are in different epochs
-        self.warp_sync = np.zeros(lanes.count // WARP, np.int64)  # times each warp was synchronised
-        self.write_sync: Any = None
-        self.read_sync: Any = None
-        self.proxies: Proxies | None = None
 
-    def use_proxies(self) -> None:
-        """Watch what the tensor cores read past the path of ordinary accesses."""
-        self.proxies = Proxies(self.lanes, self.shared, self.copies, self.notes)
+    def touch(self, access: Access, found: Pattern) -> Touch:
+        """Return what an instruction touches of shared memory."""
+        start = (self.epochs[found.blocks] if self.epoch is None else self.epoch) << EPOCH
+        flags = _flags(access) if access.kind == "atom" else 0
+        return Touch(access, self.of_shared, found.words, found.lane, start + flags + found.who, start, found)
 
-    def use_warp_sync(self) -> None:
-        """Take __syncwarp() into account: it orders the accesses of one warp."""
-        if self.write_sync is None:
-            self.write_sync = np.zeros(len(self.writers), np.int64)
-            self.read_sync = np.zeros(len(self.writers), np.int64)
+    def touch_global(self, access: Access, region: Region, offsets: Any, lanes: Any) -> Touch:
+        """Return what an instruction touches of an array."""
+        width = access.size // self.unit
+        epoch: Any = self.epochs[self.lanes.block[lanes]] if self.epoch is None else self.epoch
+        stamps = self.home[lanes] + (epoch % EPOCHS << EPOCH) + _flags(access)
+        units = (offsets + region.base % ALLOCATION_ALIGN) // self.unit
+        if width > 1:
+            units = (units[:, None] + np.arange(width)).reshape(-1)
+            lanes, stamps = np.repeat(lanes, width), np.repeat(stamps, width)
+        return Touch(access, self.of_region(region), units, lanes, stamps, None, (region, offsets))
 
-    def sync_warps(self, mask: Any) -> None:
-        """Record that the active lanes' warps were synchronised."""
-        if mask is None:
-            self.warp_sync += 1
-            np.copyto(self.copies.shown, self.copies.waited)
-        else:
-            synced = mask.reshape(-1, WARP).any(axis=1)
-            self.warp_sync += synced
-            np.copyto(self.copies.shown, self.copies.waited, where=np.repeat(synced, WARP))
-
-    def barrier(self, block: int | None) -> None:
-        """Begin a new epoch of one block, or of all."""
-        if block is None:
-            np.copyto(self.copies.published, self.copies.waited)
-        else:
-            part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
-            self.copies.published[part] = self.copies.waited[part]
-        if self.mbarriers is not None:
-            self.mbarriers.publish(block)
-        self.advance(block)
-
-    def advance(self, block: int | None) -> None:
-        """Order what a block (None: every block) did so far before what it does from now on."""
-        if block is None:
-            self.epochs += 1
-        else:
-            self.epochs[block] += 1
-        lowest = int(self.epochs.min())
-        self.epoch = lowest if lowest == int(self.epochs.max()) else None
-
-    def hand_over(self, lanes: Any, columns: Any, phases: Any) -> None:
-        """Let mbarriers say when the async copies are complete that each lane has not waited for."""
-        units = np.flatnonzero((self.writers >= IN_FLIGHT) & (self.writers < NOTHING))
-        copier = self.writers[units] - IN_FLIGHT
-        place = np.full(self.lanes.count, -1)
-        place[lanes] = np.arange(len(lanes))
-        mine = (place[copier] >= 0) & (self.copy_groups[units] >= self.copies.waited[copier])
-        units, place = units[mine], place[copier[mine]]
-        self.writers[units], self.copy_groups[units] = BULK + columns[place], phases[place]
-
-    def _start(self, found: Pattern) -> Any:
-        """First stamp of the current epoch of each unit's block."""
-        if self.epoch is not None:
-            return self.epoch * self.shared.codes
-        return self.epochs[found.blocks] * self.shared.codes
-
-    def read(self, access: Access, found: Pattern) -> None:
+    def read(self, touch: Touch) -> None:
         """Check and record a read."""
-        start = self._start(found)
-        writers = self.writers.take(found.words)
-        if (writers >= start).any():
-            self._examine(access, found, writers, start, False)
-        before = self.readers.take(found.words)
-        now = start + found.who
-        repeated = (before >= start) & (before != now)
-        if repeated.any():
-            now = np.where(repeated, self._merge(before - start, found.who) + start, now)
-        self.readers[found.words] = now
-        if self.read_sync is not None:
-            self.read_sync[found.words] = self.warp_sync[found.lane // WARP]
+        self._check(touch, "reads", "wrote")
+        self.publish(touch, False)
+        self._record(touch, "read")
+
+    def update(self, touch: Touch) -> None:
+        """Check and record an atomic operation."""
+        self._check(touch, "changes", "wrote")
+        self._check(touch, "changes", "read")
+        if {"release", "acq_rel"} & {*touch.access.opcode.split(".")}:
+            self.fence(touch.lanes)
+        self.publish(touch, True)
+        self._record(touch, "wrote")
 
     def write(
         self,
-        access: Access,
-        found: Pattern,
+        touch: Touch,
         in_flight: bool,
         ticket: tuple[int, int] | None = None,
         store: Callable[[], tuple[Any, Any]] | None = None,
     ) -> None:
-        """Check and record a write.
+        """Check and record a write to shared memory.
 
         Args:
-            access: The instruction.
-            found: Its addresses.
+            touch: What is written.
             in_flight: It is a cp.async.
             ticket: It is a bulk copy: the number of its mbarrier and the phase it belongs to.
             store: Of a store: executes it, and returns which units it changed and which its threads gave
-                different values, each ``[words]`` bool. Equal values are a note.
+                different values, each ``[units]`` bool. Equal values are a note.
         """
-        start, now = self._start(found), found.who
+        shadow, units, found = touch.shadow, touch.units, touch.place
         if self.proxies is not None:
-            self.proxies.write(access, found, in_flight, ticket is not None)
-        crowd = found.who >= self.lanes.stride
+            self.proxies.write(touch.access, found, in_flight, ticket is not None)
+        crowd = found.who >= WARPS
         if crowd.any():
             harmful = crowd if store is None else crowd & store()[1]
             where = int(np.argmax(harmful if harmful.any() else crowd))
-            stop = self._stop(access, found, where, "shared-race", "several threads write one word at once")
-            self._stop_or_note(stop, harmful)
-        writers = self.writers.take(found.words)
-        if (writers >= start).any():
-            joins = self._examine(access, found, writers, start, True, store)
-            if joins is not None:
-                now = np.where(joins, self._merge(writers - start, now), now)
-        readers = self.readers.take(found.words)
-        clash = (readers >= start) & (readers - start != found.who)
-        if clash.any() and self.read_sync is not None:
-            clash &= ~self._ordered_by_warp(found, readers - start, self.read_sync)
-        if clash.any():
-            where = int(np.argmax(clash))
-            code = int((readers - start)[where])
-            why = f"writes what {self._name(code)} read since the last barrier"
-            raise self._stop(access, found, where, "shared-race", why)
+            excuse = "" if harmful.any() else "the same value"
+            self._report(touch, where, "shared-race", "several threads write one word at once", excuse)
+        joins = self._check(touch, "writes", "wrote", store and (lambda: ~np.logical_or(*store())))
+        self._check(touch, "writes", "read")
         if in_flight:
-            self.writers[found.words] = IN_FLIGHT + found.lane
-            self.copy_groups[found.words] = self.copies.committed[found.lane]
+            touch.stamps = IN_FLIGHT + touch.lanes
+            shadow.copy_groups[units] = self.copies.committed[touch.lanes]
         elif ticket is not None:
-            self.writers[found.words] = BULK + ticket[0]
-            self.copy_groups[found.words] = ticket[1]
-        else:
-            self.writers[found.words] = start + now
-        if self.write_sync is not None:
-            self.write_sync[found.words] = self.warp_sync[found.lane // WARP]
+            touch.stamps = np.full(len(units), BULK + ticket[0])
+            shadow.copy_groups[units] = ticket[1]
+        self._record(touch, "wrote", joins)
 
-    def update(self, access: Access, found: Pattern) -> None:
-        """Check and record an atomic operation; atomics do not conflict with each other."""
-        start, cas = self._start(found), "cas" in access.opcode.split(".")
-        atomic, tests = start + self.shared.atomic, start + self.shared.cas
-        writers = self.writers.take(found.words)
-        before = (writers == atomic) | (writers == tests)
-        if ((writers >= start) & ~before).any():
-            self._examine(access, found, np.where(before, -1, writers), start, False)
-        readers = self.readers.take(found.words)
-        clash = (readers >= start) & (readers - start != found.who)
-        if clash.any():
-            where = int(np.argmax(clash))
-            name = self._name(int((readers - start)[where]))
-            why = f"changes what {name} read since the last barrier"
-            stop = self._stop(access, found, where, "shared-race", why)
-            self._stop_or_note(stop, np.array(not cas))
-        self.writers[found.words] = np.where(writers == atomic, atomic, tests if cas else atomic)
+    def write_global(self, touch: Touch, values: Any, store: Callable[[], None]) -> None:
+        """Check a store to an array, execute it, and record it; lanes may store equal values to one place."""
+        joins = self._check(touch, "writes", "wrote", lambda: self._holds(touch, values))
+        self._check(touch, "writes", "read")
+        store()
+        lost, others = self._record(touch, "wrote", joins)
+        self.publish(touch, True)
+        if len(lost) and not _flags(touch.access):
+            equal = self._holds(touch, values)[lost]
+            at = int(np.argmin(equal))
+            excuse = "the same value" if equal.all() else ""
+            self._conflict(touch, int(lost[at]), int(others[at]), ("writes", "stores"), excuse)
 
-    def _merge(self, before: Any, now: Any) -> Any:
-        """Combine two reader codes of one epoch: a thread, a warp, or several warps."""
-        stride = self.lanes.stride
-        warp_before = np.where(before < stride, before // WARP, before - stride)
-        warp_now = np.where(now < stride, now // WARP, now - stride)
-        several = self.shared.several
-        one_warp = (before < several) & (now < several) & (warp_before == warp_now)
-        return np.where(one_warp, stride + warp_now, several)
+    def _holds(self, touch: Touch, values: Any) -> Any:
+        """Return which units hold what their lanes store there, ``[units]`` bool."""
+        (region, offsets), access = touch.place, touch.access
+        held = gather(region.view, access, offsets, region.base % access.size == 0)
+        wanted = np.ascontiguousarray(values).reshape(len(offsets), -1).view(np.uint8)
+        equal = np.ascontiguousarray(held).reshape(len(offsets), -1).view(np.uint8) == wanted
+        return equal.reshape(len(touch.units), -1).all(axis=1)
 
-    def _ordered_by_warp(self, found: Pattern, codes: Any, synced: Any) -> Any:
-        """Return where the other access came from the same warp, before its last __syncwarp()."""
-        stride = self.lanes.stride
-        warp = np.where(
-            codes < stride, codes // WARP, np.where(codes < self.shared.several, codes - stride, -1)
-        )
-        mine = self.lanes.thread[found.lane] // WARP
-        own = np.where(found.who < self.shared.several, mine, -2)
-        return (warp == own) & (synced[found.words] < self.warp_sync[found.lane // WARP])
+    def _check(self, touch: Touch, verb: str, did: str, equal: Callable[[], Any] | None = None) -> Any:
+        """Stop at a conflict with what units remember.
 
-    def _examine(
-        self,
-        access: Access,
-        found: Pattern,
-        writers: Any,
-        start: Any,
-        writing: bool,
-        store: Callable[[], tuple[Any, Any]] | None = None,
-    ) -> Any:
-        """Check units whose last write may not lie in an earlier epoch; return where that does no harm."""
-        nothing = writers == NOTHING
-        if not writing and nothing.any():
-            where, why = int(np.argmax(nothing)), "reads shared memory that nothing wrote"
-            raise self._stop(access, found, where, "uninitialised-read", why)
-        flying = (writers >= IN_FLIGHT) & ~nothing
-        if flying.any():
-            self._examine_copies(access, found, writers, flying, writing)
-        bulk = (writers >= BULK) & (writers < IN_FLIGHT)
-        if bulk.any():
-            self._examine_bulk(access, found, writers, bulk, writing)
-        plain = (writers >= start) & (writers < BULK)
-        clash = plain & ((writers - start != found.who) | (found.who >= self.lanes.stride))
-        if clash.any() and self.write_sync is not None:
-            clash &= ~self._ordered_by_warp(found, writers - start, self.write_sync)
-        if not clash.any():
+        Args:
+            touch: What is touched now.
+            verb: "reads", "writes", or "changes" by an atomic operation.
+            did: What is compared with: "wrote" or "read".
+            equal: Of a store: returns where it changes nothing, ``[units]``; that makes a conflict a note.
+
+        Returns:
+            Where there is a conflict that does no harm, ``[units]`` bool; None for nowhere.
+        """
+        before = (touch.shadow.writers if did == "wrote" else touch.shadow.readers).take(touch.units)
+        unordered = touch.unordered(before)
+        if not unordered.any():
             return None
-        # Equal values do no harm; neither does a plain read of what atomicCAS will test.
-        harmful = clash & (np.logical_or(*store()) if store else writers - start != self.shared.cas)
-        where = int(np.argmax(harmful if harmful.any() else clash))
-        code = int((writers - start)[where])
-        why = f"{'writes' if writing else 'reads'} what {self._name(code)} wrote since the last barrier"
-        stop = self._stop(access, found, where, "shared-race", why, not_thread=code)
-        self._stop_or_note(stop, harmful)
-        return clash
+        where = np.flatnonzero(unordered)
+        before, now = before[where], touch.stamps[where]
+        nothing, in_shared = before == NOTHING, touch.start is not None
+        if verb != "writes" and nothing.any():
+            why = "reads shared memory that nothing wrote" if in_shared else "that nothing wrote"
+            self._report(touch, int(where[np.argmax(nothing)]), "uninitialised-read", why)
+        if in_shared and did == "wrote":
+            self._check_copies(touch, where, before, "overwrites" if verb == "writes" else "reads")
+        here = (before >> BLOCK == now >> BLOCK) | in_shared
+        alone = WARPS if did == "wrote" else SEVERAL  # a warp may store one value where it read
+        same = (before & WHO == now & WHO) & (now & WHO < alone)
+        conflict = (before < BULK) & ~(here & same) & (before & now & ATOMIC == 0)
+        if conflict.any() and self.syncs_warps:
+            conflict &= ~(here & self.by_warp(touch, where, before, did))
+        if conflict.any() and touch.shadow.fences is not None:
+            conflict &= here | ~self.by_fences(touch, where, before, did)
+        if not conflict.any():
+            return None
+        where, before, now = where[conflict], before[conflict], now[conflict]
+        harmless, excuse = np.zeros(len(where), bool), "an atomicCAS tests what was read"
+        if equal is not None:
+            harmless, excuse = equal()[where], "the same value"
+        elif (verb, did) in (("reads", "wrote"), ("changes", "read")):
+            harmless = (before | now) & CAS != 0
+        at = int(np.argmin(harmless))
+        self._conflict(touch, int(where[at]), int(before[at]), (verb, did), excuse if harmless.all() else "")
+        joins = np.zeros(len(touch.units), bool)
+        joins[where] = True
+        return joins
 
-    def _examine_copies(
-        self, access: Access, found: Pattern, writers: Any, flying: Any, writing: bool
-    ) -> None:
-        copier = np.where(flying, writers - IN_FLIGHT, 0)
-        group = self.copy_groups[found.words]
-        own = self.lanes.thread[copier] == found.who
-        arrived = group < self.copies.waited[copier]
-        settled = group < self.copies.published[copier]
-        shown = (group < self.copies.shown[copier]) & (copier // WARP == self._one_warp(found))
-        bad = flying & ~np.where(own, arrived, settled | shown)
+    def _check_copies(self, touch: Touch, where: Any, before: Any, verb: str) -> None:
+        bad, arrived = self.copies_in_flight(touch, where, before)
         if bad.any():
-            where = int(np.argmax(bad))
-            thread = self._name(int(self.lanes.thread[copier[where]]))
-            verb = "overwrites" if writing else "reads"
-            waited = "brought, with no barrier after its wait"
-            unwaited = "may still write: no cp.async.wait_group covers it"
-            why = f"{verb} what an async copy of {thread} {waited if arrived[where] else unwaited}"
-            other = int(self.lanes.thread[copier[where]])
-            raise self._stop(access, found, where, "async-copy", why, not_thread=other)
-        self.writers[found.words[flying & settled]] = 0
-
-    def _one_warp(self, found: Pattern) -> Any:
-        """Return the warp (counted over all blocks) that touches each unit, -1 for several."""
-        return np.where(found.who < self.shared.several, found.lane // WARP, -1)
-
-    def _examine_bulk(self, access: Access, found: Pattern, writers: Any, bulk: Any, writing: bool) -> None:
-        assert self.mbarriers is not None
-        column = np.where(bulk, writers - BULK, 0)
-        phase = self.copy_groups[found.words]
-        known = self.mbarriers.knows(found.lane, column, phase)
-        if (bulk & ~known).any():
-            verb = "overwrites" if writing else "reads"
+            at = int(np.argmax(bad))
+            copier = int(self.lanes.thread[before[at] - IN_FLIGHT])
+            how = "may still write: no cp.async.wait_group covers it"
+            how = "brought, with no barrier after its wait" if arrived[at] else how
+            why = f"{verb} what an async copy of {self._name(touch, copier)} {how}"
+            self._report(touch, int(where[at]), "async-copy", why, other=copier)
+        bad = self.bulk_in_flight(touch, where, before)
+        if bad.any():
             why = f"{verb} what an async copy may still write: this thread did not wait for its mbarrier"
-            raise self._stop(access, found, int(np.argmax(bulk & ~known)), "async-copy", why)
-        settled = self.mbarriers.published[found.blocks, column] > phase
-        self.writers[found.words[bulk & settled]] = 0
+            self._report(touch, int(where[np.argmax(bad)]), "async-copy", why)
 
-    def _name(self, code: int) -> str:
-        if code < self.lanes.stride:
-            return f"thread {self.lanes.thread_place(code)}"
-        if code < self.shared.several:
-            return f"threads of warp {code - self.lanes.stride}"
-        return "an atomic operation" if code > self.shared.several else "threads of several warps"
+    def _record(self, touch: Touch, did: str, joins: Any = None) -> tuple[Any, Any]:
+        """Remember an access, and with it those of its epoch that it does not replace.
 
-    def _stop_or_note(self, stop: Stop, harmful: Any) -> None:
-        if harmful.any():
+        Args:
+            touch: What is touched.
+            did: "wrote" or "read".
+            joins: Where the earlier writers are kept too, ``[units]`` bool.
+
+        Returns:
+            In global memory, the positions whose units others of the instruction touch too, and those.
+        """
+        shadow, units, now = touch.shadow, touch.units, touch.stamps
+        writing, atomic = did == "wrote", int(now[0]) & ATOMIC and int(now[0]) < BULK
+        seen, sync = (shadow.writers, shadow.write_sync) if writing else (shadow.readers, shadow.read_sync)
+        if not writing or atomic or joins is not None:
+            before = seen.take(units)
+            kept = touch.unordered(before)
+            if writing:
+                kept &= (before & ATOMIC != 0) & (before < BULK) if atomic else joins
+            if kept.any():
+                now = np.where(kept, _joined(before, now), now)
+        seen[units] = now
+        if sync is not None:
+            sync[units] = self.warp_sync[touch.lanes // WARP]
+        lost = left = np.flatnonzero(seen.take(units) != now) if touch.start is None else units[:0]
+        others = seen[units[lost]]
+        while len(left):  # of several, one was recorded: add the others
+            seen[units[left]] = _joined(seen[units[left]], now[left])
+            left = left[_joined(seen[units[left]], now[left]) != seen[units[left]]]
+        if writing and shadow.fences is not None:
+            shadow.fences[units] = self.fences[self.lanes.block[touch.lanes]]
+        return lost, others
+
+    def _name(self, touch: Touch, stamp: int) -> str:
+        """Name who left a stamp."""
+        who = stamp & WHO
+        thread = f"thread {self.lanes.thread_place(who)}"
+        if touch.start is not None:
+            several = "threads of several warps" if who >= SEVERAL else f"threads of warp {who - WARPS}"
+            return "an atomic operation" if stamp & ATOMIC else thread if who < WARPS else several
+        if stamp >= MANY:
+            return "several blocks"
+        block = (stamp >> BLOCK) - 1
+        name = f"block {self.lanes.block_place(block)}"
+        first = self.lanes.first_block
+        if not first <= block < first + self.lanes.blocks or who >= SEVERAL:
+            return name
+        return f"{thread if who < WARPS else f'warp {who - WARPS}'} of {name}"
+
+    def _conflict(self, touch: Touch, position: int, stamp: int, what: tuple[str, str], excuse: str) -> None:
+        """Stop at a unit that another access left a stamp at."""
+        (verb, did), name = what, self._name(touch, stamp)
+        kind: FaultKind = "global-race"
+        here = stamp >> BLOCK == int(touch.stamps[position]) >> BLOCK
+        if touch.start is not None:
+            kind, why = "shared-race", f"{verb} what {name} {did} since the last barrier"
+        elif did == "stores" or (not here and what == ("writes", "wrote")):
+            why = f"where {name} stores too"
+            kind = kind if here else "write-conflict"
+        else:
+            why = f"which {name} {did} {'since the last barrier' if here else 'too, and nothing orders them'}"
+        self._report(touch, position, kind, why, excuse, stamp & WHO)
+
+    def _report(
+        self, touch: Touch, position: int, kind: FaultKind, why: str, excuse: str = "", other: int = -1
+    ) -> None:
+        """Stop at a unit, in shared memory with a lane of no other thread; what has an excuse is a note."""
+        access, lane, unit = touch.access, int(touch.lanes[position]), int(touch.units[position])
+        if touch.start is not None:
+            byte, found = unit * self.shared.unit, touch.place
+            if int(self.lanes.thread[lane]) == other:
+                active = self.lanes.index if found.lanes is None else found.lanes
+                touching = (found.offsets <= byte) & (byte < found.offsets + access.size)
+                others = active[touching & (self.lanes.thread[active] != other)]
+                lane = int(others[0]) if len(others) else lane
+            stop = self.lanes.refuse(access, kind, why, lane, byte % self.shared.window, "shared")
+        else:
+            region, _ = touch.place
+            byte = unit * self.unit - region.base % ALLOCATION_ALIGN
+            why = f"at byte {byte} of {region.name}, {why}{f': {excuse}' if excuse else ''}"
+            stop = self.lanes.refuse(access, kind, why, lane, region.base + byte, "global")
+        if not excuse:
             raise stop
         self.notes.add(stop)
 
-    def _stop(
-        self,
-        access: Access,
-        found: Pattern,
-        where: int,
-        kind: FaultKind,
-        why: str,
-        not_thread: int | None = None,
-    ) -> Stop:
-        """Report the unit at a position of the pattern, with a lane that touches it."""
-        unit = int(found.words[where]) * self.shared.unit
-        lane = int(found.lane[where])
-        if not_thread is not None and int(self.lanes.thread[lane]) == not_thread:
-            active = np.arange(self.lanes.count) if found.lanes is None else found.lanes
-            touching = (found.offsets <= unit) & (unit < found.offsets + access.size)
-            others = active[touching & (self.lanes.thread[active] != not_thread)]
-            lane = int(others[0]) if len(others) else lane
-        address = unit % self.shared.window
-        return self.lanes.refuse(access, kind, why, lane, address, "shared")
+
+def _flags(access: Access) -> int:
+    """Return how an instruction accesses memory, as flags of its stamps."""
+    parts = access.opcode.split(".")
+    strong = access.kind == "atom" or not _STRONG.isdisjoint(parts)
+    return (ATOMIC if strong else 0) | (CAS if "cas" in parts else 0)
+
+
+def _joined(before: Any, now: Any) -> Any:
+    """Combine two stamps of which neither precedes the other."""
+    flags = before & now & (ATOMIC | CAS)
+    who, other, warp = before & WHO, now & WHO, warp_of(before)
+    one_warp = (warp == warp_of(now)) & (warp >= 0)
+    code = np.where(who == other, who, np.where(one_warp, WARPS + warp, SEVERAL))
+    place = np.where(before >> BLOCK == now >> BLOCK, now >> EPOCH << EPOCH, MANY)
+    return np.where(place == MANY, MANY + SEVERAL, place + code) + flags

@@ -14,6 +14,7 @@ from autotune.simulator.lanes import Lanes
 from autotune.simulator.memory import WIDE, gather, scatter
 from autotune.simulator.traffic import shared_traffic
 
+WARPS, SEVERAL = 1024, 1056  # beyond every thread of a block: its warps, and several warps
 PATTERNS_PER_ACCESS = 8  # buffers of a pipeline take turns; any more are computed again
 
 
@@ -29,7 +30,7 @@ class Pattern:
         lanes: The active lanes, None for all.
         offsets: Byte offset of each active lane in the storage of all blocks, ``[active]`` int64.
         words: The distinct units of memory touched, ``[words]`` int64.
-        who: Which thread touches each of them, or the code for several, ``[words]`` int64.
+        who: Which thread touches each of them, `WARPS` + the only warp, or `SEVERAL`, ``[words]`` int64.
         lane: One lane that touches each of them, ``[words]`` int64.
         blocks: Block of each unit, ``[words]`` int64.
         traffic: Requests, wavefronts, conflict-free wavefronts.
@@ -65,11 +66,6 @@ class SharedMemory:
         self.base = lanes.block * self.window
         self.checks, self.counters = checks, counters
         self.patterns: dict[Access, OrderedDict[int, Pattern]] = {}
-        self.warps = lanes.stride // 32
-        self.several = lanes.stride + self.warps  # code for threads of several warps
-        self.atomic = self.several + 1
-        self.cas = self.several + 2
-        self.codes = self.several + 3
         units = len(self.storage) // unit if checks else 0
         self._position = np.zeros(units, np.int64)
         self._shared_by = np.zeros(units, np.int8)
@@ -187,8 +183,8 @@ class SharedMemory:
             self._shared_by[units[other_thread]] = 1
             self._shared_by[units[other_thread & (lane[last] // 32 != lane // 32)]] = 2
             degree = self._shared_by[found.words]
-            warp_code = self.lanes.stride + who_code // 32
-            who_code = np.where(degree == 0, who_code, np.where(degree == 1, warp_code, self.several))
+            many = np.where(degree == 1, WARPS + who_code // 32, SEVERAL)
+            who_code = np.where(degree == 0, who_code, many)
         found.who = who_code
         found.blocks = found.words // (self.window // self.unit)
 

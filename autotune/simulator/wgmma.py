@@ -19,7 +19,7 @@ from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARP, WARPGROUP, Lanes
 from autotune.simulator.load_store import Values
 from autotune.simulator.memory import WIDE
-from autotune.simulator.shared import Pattern
+from autotune.simulator.shared import SEVERAL, Pattern
 from autotune.simulator.warp import left_fragments, sum_fragments, sum_registers, to_zero
 
 PIECE = 16  # bytes that swizzling moves as a whole; a row of an operand has two of them
@@ -132,7 +132,7 @@ class Warpgroups(BulkCopies):
             assert self.races is not None
             assert self.races.proxies is not None
             self.races.proxies.release(each.reads)
-            self.races.read(each.product.access, each.reads)
+            self.races.read(self.races.touch(each.product.access, each.reads))
 
     def wgmma_multiply(self, product: Product, left: Values, right: Values, add: Values, mask: Any) -> None:
         """Execute wgmma.mma_async.
@@ -246,9 +246,9 @@ class Warpgroups(BulkCopies):
         words = pieces[:, :, None] // self.shared.unit + np.arange(PIECE // self.shared.unit)
         found.words, first = np.unique(words, return_index=True)
         found.lane = firsts[first // words[0].size]
-        found.who = np.full(len(found.words), self.shared.several)
+        found.who = np.full(len(found.words), SEVERAL)
         found.blocks = self.lanes.block[found.lane]
-        races.read(product.access, found)
+        races.read(races.touch(product.access, found))
         races.proxies.read(product.access, found)
         return found
 
