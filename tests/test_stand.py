@@ -16,6 +16,7 @@ from autotune.errors import DeviceError, MachineFault, Rejected
 from autotune.measure import cuda, service, stand
 from autotune.measure.comparison import LIBRARIES, Baseline
 from autotune.measure.cublas import CublasError
+from autotune.measure.places import BOUNDARY, PERIOD, PLACES, STEP
 from autotune.measure.site import Site
 from autotune.values.device import named_device
 from autotune.values.measurement import Launch, MeasuredTrial
@@ -29,12 +30,13 @@ class Entrant:
 
     def __init__(self, gpu, ms, mistake=lambda out: None, refuses=False):
         self.gpu, self.ms, self.mistake, self.refuses = gpu, ms, mistake, refuses
-        self.calls = []
+        self.calls, self.places = [], []
 
     def __call__(self, alpha, a, b, beta, c):
         if self.refuses:
             raise CublasError("cublasLtMatmul returned status 15")
         self.calls.append((alpha, beta, c))
+        self.places.append((a, b, c))
         left = self.gpu.view(a, np.float32, 800).reshape(40, 20)
         right = self.gpu.view(b, np.float32, 600).reshape(30, 20)
         out = self.gpu.view(c, np.float32, 1200).reshape(40, 30)
@@ -182,6 +184,32 @@ def test_c_stays_finite_whatever_beta_is(bench):
     assert {beta for _, beta, _ in bench.kernel.calls} == {100.0, 0.01, 0.0}
     c = bench.kernel.calls[-1][2]
     assert np.isfinite(bench._site.gpu.view(c, np.float32, 1200)).all()
+
+
+def test_all_are_timed_on_the_same_operands_at_each_place(bench):
+    """The places are those of every process: offsets that are spread over 16 KiB, the first at boundaries."""
+    _, compared, _ = run(bench, beta=0.5)
+    assert isinstance(compared.kernel, MeasuredTrial)
+    ours, theirs = (
+        list(dict.fromkeys(each.places[-PLACES * 5 :])) for each in (bench.kernel, bench.library)
+    )
+    assert ours[-PLACES:] == theirs[-PLACES:]
+    offsets = [[address % BOUNDARY for address in place] for place in ours[-PLACES:]]
+    assert offsets[0] == [0, 0, 0]
+    for own in zip(*offsets, strict=True):
+        assert len(set(own)) == PLACES
+        assert max(own) < PERIOD
+        assert not any(offset % STEP for offset in own)
+
+
+def test_without_memory_for_another_copy_all_stay_where_they_are(bench, monkeypatch):
+    def full(gpu, problem, operands):
+        raise cuda.runtime.CUDARuntimeError(2)
+
+    monkeypatch.setattr(stand, "Places", full)
+    _, compared, _ = run(bench)
+    assert isinstance(compared.kernel, MeasuredTrial)
+    assert len({place[2] for place in bench.kernel.places}) == 1
 
 
 def test_cold_launches_rotate_through_copies_and_use_graphs(bench, monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -141,6 +142,37 @@ def test_disturbed_finals_are_repeated_once():
     log = []
     time_finalists([Scripted(2.0, log=log)], "warm", calm, now=lambda: 0.0)
     assert len(log) == FINAL_ROUNDS + 3  # two to calibrate, one before the rounds
+
+
+def test_rounds_are_spread_over_the_places_of_the_operands():
+    log, seen = [], []
+
+    def moved(ms):
+        seen.append(ms)
+        return [Scripted(ms, log=log), Scripted(2.0, log=log)]
+
+    places = [partial(moved, ms) for ms in (1.0, 1.3, 1.2, 1.1, 1.4)]
+    first, second = time_finalists([Scripted(1.0), Scripted(2.0)], "warm", now=lambda: 0.0, elsewhere=places)
+    assert seen == [1.0, 1.3, 1.2, 1.1, 1.4]
+    assert (first.median_ms, first.quantiles_ms[0], first.quantiles_ms[2]) == (1.2, 1.0, 1.4)
+    assert (first.repeats, second.repeats) == (FINAL_ROUNDS, FINAL_ROUNDS)
+    assert not first.noisy, "what differs from place to place is no noise"
+    assert len(log) == 2 * (FINAL_ROUNDS + len(places))
+
+
+def test_a_timing_that_spreads_at_one_place_is_noisy_there():
+    places = [lambda: [Scripted(1.0)], lambda: [Scripted(*[2.0, 2.4] * 20)], lambda: [Scripted(3.0)]]
+    (timing,) = time_finalists([Scripted(1.0)], "warm", now=lambda: 0.0, elsewhere=places)
+    assert timing.noisy
+    assert timing.repeats == 3 * -(-FINAL_ROUNDS // 3)
+
+
+def test_long_launches_stay_where_they_are():
+    log = []
+    (timing,) = time_finalists(
+        [Scripted(60.0, log=log)], "warm", now=lambda: 0.0, elsewhere=[lambda: [Scripted(1.0)]]
+    )
+    assert (timing.median_ms, timing.repeats) == (60.0, FINAL_ROUNDS)
 
 
 def test_finalists_run_in_rotated_rounds():

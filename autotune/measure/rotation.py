@@ -6,12 +6,10 @@ import math
 from typing import Any
 
 from autotune.measure.cuda import Gpu
+from autotune.measure.places import PERIOD, Operands, offsets
 from autotune.values.problem import FLOAT_BYTES, Problem
 
 COLD_L2_FACTOR = 3  # operands that the launches rotate through, in sizes of the L2 cache
-
-Operands = tuple[int, int, int]
-"""Addresses of A, B and C."""
 
 
 class Rotation:
@@ -35,9 +33,12 @@ class Rotation:
         self.operands = [operands]
         sizes = [FLOAT_BYTES * math.prod(shape) for shape in problem.arrays]
         while len(self.operands) < 2 or len(self.operands) * sum(sizes) <= COLD_L2_FACTOR * l2_bytes:
-            memory = [gpu.allocate(size) for size in sizes]
-            for target, source, size in zip(memory, operands, sizes, strict=True):
-                gpu.copy(target.ptr, source, size)
+            memory = [gpu.allocate(size + PERIOD) for size in sizes]
+            a, b, c = (
+                each.ptr + offset for each, offset in zip(memory, offsets(len(self.operands)), strict=True)
+            )
+            for target, source, size in zip((a, b, c), operands, sizes, strict=True):
+                gpu.copy(target, source, size)
             self._memory.append(memory)
-            self.operands.append((memory[0].ptr, memory[1].ptr, memory[2].ptr))
+            self.operands.append((a, b, c))
         gpu.synchronize()

@@ -12,7 +12,8 @@ from autotune.errors import MachineFault, Rejected
 from autotune.measure.checker import Checker, Multiply
 from autotune.measure.comparison import KERNEL, Baseline, Compared, Comparison, Library
 from autotune.measure.cublas import CublasError, kernel_names
-from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost
+from autotune.measure.cuda import CUDA_ERRORS, EventTimer, Multiplication, context_lost, out_of_memory
+from autotune.measure.places import PLACES, Operands, Places
 from autotune.measure.rotation import Rotation
 from autotune.measure.site import CudaFault, Site
 from autotune.measure.timing import fastest, sustain, time_candidate, time_finalists, timed_beta
@@ -73,7 +74,7 @@ class Stand:
         self._checker = Checker(gpu, site.kernels, problem, seed, scalars)
         self._checker.restore()
         self._l2: L2 = "cold" if cold else "warm"
-        self._operands = [self._checker.operands]
+        self._operands: list[Operands] = [self._checker.operands]
         if cold:
             self._rotation = Rotation(gpu, problem, self._checker.operands, site.device.l2_bytes)
             self._operands = self._rotation.operands
@@ -233,8 +234,26 @@ class Stand:
             self._site.clocks,
             lambda turn: announce(right[turn]),
             method=method,
+            elsewhere=self._elsewhere([entrants[name] for name in right]),
         )
         return verdicts, dict(zip(right, timings, strict=True))
+
+    def _elsewhere(self, entrants: Sequence[Multiply]) -> list[Callable[[], list[EventTimer]]]:
+        """Return what moves the operands to each place in turn; nothing where they rotate, or lack memory."""
+        if self._l2 == "cold":
+            return []
+        try:
+            places = Places(self._gpu, self._problem, self._checker.operands)
+        except CUDA_ERRORS as error:
+            if out_of_memory(error):
+                return []
+            raise
+
+        def moved(place: int) -> list[EventTimer]:
+            operands = [places.moved(place)]
+            return [EventTimer(self._gpu, self._calls(each, operands)) for each in entrants]
+
+        return [partial(moved, place) for place in range(PLACES)]
 
     def _fastest(self, algorithms: Sequence[Multiply], announce: Announce) -> tuple[Multiply | None, int]:
         """Choose the fastest algorithm of cuBLASLt; return it with the number of those that run."""
@@ -263,9 +282,12 @@ class Stand:
     def _timer(self, multiply: Multiply) -> EventTimer:
         return EventTimer(self._gpu, self._calls(multiply))
 
-    def _calls(self, multiply: Multiply) -> list[Callable[[], None]]:
+    def _calls(
+        self, multiply: Multiply, operands: Sequence[Operands] | None = None
+    ) -> list[Callable[[], None]]:
         """Return one launch for each copy of the operands, as they are timed."""
-        return [partial(multiply, self._alpha, a, b, self._beta, c) for a, b, c in self._operands]
+        copies = operands or self._operands
+        return [partial(multiply, self._alpha, a, b, self._beta, c) for a, b, c in copies]
 
 
 def _trial(verdict: Verdict | Rejected, timing: Timing | None) -> Trial:

@@ -32,6 +32,7 @@ FINAL_SAMPLE_LIMIT_MS = 20.0
 FINAL_ROUNDS = 25
 FINAL_LEAST_ROUNDS = 9
 FINAL_SECONDS = 1.5
+LONG_MS = 50.0  # launches beyond it are not repeated elsewhere
 SUSTAINED_SAMPLE_MS = 20.0
 NOISY_SPREAD = 0.05
 NEAR = 1.05  # of several ways to do the same, those this close to the fastest are timed again
@@ -85,13 +86,13 @@ def time_candidate(runnable: Runnable, best_ms: float | None, l2: L2) -> Timing:
     runnable.prepare(launches, method)
     while len(samples) < SEARCH_SAMPLES:
         if best_ms is not None and len(samples) == 2 and min(samples) > SLOW_FACTOR * best_ms:
-            return _timing(samples, launches, l2, method, None)
+            return _timing([samples], launches, l2, method, None)
         samples.append(runnable.sample())
-    timing = _timing(samples, launches, l2, method, None)
+    timing = _timing([samples], launches, l2, method, None)
     if not timing.noisy:
         return timing
     again = [runnable.sample() for _ in range(SEARCH_SAMPLES)]
-    return min(timing, _timing(again, launches, l2, method, None), key=_spread)
+    return min(timing, _timing([again], launches, l2, method, None), key=_spread)
 
 
 def time_finalists(
@@ -101,11 +102,13 @@ def time_finalists(
     announce: Callable[[int], None] = lambda index: None,
     now: Callable[[], float] = time.monotonic,
     method: Method | None = None,
+    elsewhere: Sequence[Callable[[], Sequence[Runnable]]] = (),
 ) -> list[Timing]:
     """Time all in rounds, each running one sample of everyone in rotated order.
 
     There are at most `FINAL_ROUNDS` rounds within `FINAL_SECONDS`, and no fewer than `FINAL_LEAST_ROUNDS`. If
     a timing is noisy, because something disturbed the GPU, all are timed once more; the calmer rounds count.
+    What differs from place to place is no noise.
 
     Args:
         runnables: Each must have run at least once.
@@ -114,6 +117,8 @@ def time_finalists(
         announce: Told the index of the runnable about to run.
         now: Seconds, for the time limit.
         method: How launches are issued, for all; when None, by graph if one of the kernels needs it.
+        elsewhere: Each moves the operands to a place of its own, and returns all runnables there: rounds are
+            spread over these places, unless a launch takes longer than `LONG_MS`.
 
     Returns:
         Timings in the order of ``runnables``.
@@ -128,22 +133,29 @@ def time_finalists(
     for index, (runnable, (launches, _, per_launch)) in enumerate(zip(runnables, plans, strict=True)):
         affordable = max(1, int(FINAL_SAMPLE_LIMIT_MS / per_launch))
         plans[index] = (max(launches, min(FINAL_LAUNCHES, affordable)), method, per_launch)
-        announce(index)
-        runnable.prepare(plans[index][0], method)
-        runnable.sample()
+    if not elsewhere or any(per_launch > LONG_MS for *_, per_launch in plans):
+        elsewhere = [lambda: runnables]
+    most, least = (-(-each // len(elsewhere)) for each in (FINAL_ROUNDS, FINAL_LEAST_ROUNDS))
 
     def rounds() -> list[Timing]:
         if clocks is not None:
             clocks.start()
-        samples: list[list[float]] = [[] for _ in runnables]
-        end = now() + FINAL_SECONDS
-        for turn in range(FINAL_ROUNDS):
-            if turn >= FINAL_LEAST_ROUNDS and now() > end:
-                break
-            for step in range(count):
-                index = (turn + step) % count
+        samples: list[list[list[float]]] = [[] for _ in runnables]  # of each, at each place
+        for moved in elsewhere:
+            here = moved()
+            for index, runnable in enumerate(here):
                 announce(index)
-                samples[index].append(runnables[index].sample())
+                runnable.prepare(plans[index][0], method)
+                runnable.sample()
+                samples[index].append([])
+            end = now() + FINAL_SECONDS / len(elsewhere)
+            for turn in range(most):
+                if turn >= least and now() > end:
+                    break
+                for step in range(count):
+                    index = (turn + step) % count
+                    announce(index)
+                    samples[index][-1].append(here[index].sample())
         seen = clocks.stop() if clocks is not None else None
         return [_timing(own, plan[0], l2, method, seen) for own, plan in zip(samples, plans, strict=True)]
 
@@ -262,8 +274,14 @@ def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float
     return (max(launches, GRAPH_LAUNCHES) if method == "graph" else launches), method, estimate, lone
 
 
-def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks: Clocks | None) -> Timing:
+def _timing(
+    places: list[list[float]], launches: int, l2: L2, method: Method, clocks: Clocks | None
+) -> Timing:
+    """Return the timing of samples that were taken at one place or several."""
+    samples = [sample for own in places for sample in own]
     low, median, high = (float(value) for value in np.quantile(samples, (0.1, 0.5, 0.9)))
+    moved = [sample - np.median(own) for own in places for sample in own]
+    least, most = np.quantile(moved, (0.1, 0.9))
     reasons = () if clocks is None else clocks["throttle"]
     throttled = isinstance(reasons, tuple) and any(reason != POWER_CAP for reason in reasons)
     shared = clocks is not None and clocks.get("other_processes", 0) != 0
@@ -275,7 +293,7 @@ def _timing(samples: list[float], launches: int, l2: L2, method: Method, clocks:
         l2=l2,
         method=method,
         clocks=clocks,
-        noisy=(high - low) > NOISY_SPREAD * median or throttled or shared,
+        noisy=bool(most - least > NOISY_SPREAD * median) or throttled or shared,
     )
 
 
