@@ -759,7 +759,7 @@ def test_what_is_sustained_stands_beside_the_short_timing(root, monkeypatch, tmp
     assert list(shape["sustained"]) == ["kernel", "cublas", "cublaslt"]
     kernel = shape["sustained"]["kernel"]
     assert kernel["gflops_per_watt"] == pytest.approx(flops / 1.25e6 / 690.5, rel=1e-5)
-    assert kernel["joules_per_launch"] == pytest.approx(690.5 * 1.25e-3, rel=1e-5)
+    assert kernel["joules"] == pytest.approx(690.5 * 1.25e-3, rel=1e-5)
     assert (kernel["seconds"], kernel["sm_mhz"], kernel["throttle"]) == (2.0, 1650.0, ["power cap"])
 
 

@@ -190,9 +190,7 @@ def test_all_are_timed_on_the_same_operands_at_each_place(bench):
     """The places are those of every process: offsets that are spread over 16 KiB, the first at boundaries."""
     _, compared, _ = run(bench, beta=0.5)
     assert isinstance(compared.kernel, MeasuredTrial)
-    ours, theirs = (
-        list(dict.fromkeys(each.places[-PLACES * 5 :])) for each in (bench.kernel, bench.library)
-    )
+    ours, theirs = (list(dict.fromkeys(each.places[-PLACES * 5 :])) for each in (bench.kernel, bench.library))
     assert ours[-PLACES:] == theirs[-PLACES:]
     offsets = [[address % BOUNDARY for address in place] for place in ours[-PLACES:]]
     assert offsets[0] == [0, 0, 0]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from autotune.cli.report import command
 from autotune.errors import RecordError
 from autotune.model.account import roofline_ms
 from autotune.report.suite_page import MOST_LANES, MOST_ROWS, of_bench, of_problem, of_record, suite_page
+from autotune.values import typed
+from autotune.values.measurement import Sustained
 from autotune.values.problem import Problem
 
 SUITE = """
@@ -124,6 +127,37 @@ def test_the_distribution_of_a_bench(tmp_path):
     assert spread["median"] == ratios[len(ratios) // 2]
     assert len(page.tables["f2"]) == len(ratios) + 2
     assert page.tables["f2"][-1][-1] == "<i>it crashed</i>"
+
+
+def test_what_held_stands_beside_the_short_timings(tmp_path):
+    path = bench_file(tmp_path / "bench.json", [1.5])
+    content = json.loads(path.read_text())
+    held = Sustained(3.0, 9, 0.0125, 0.0075, "energy counter", 1650.0, ("power cap",))
+    content["shapes"][0]["sustained"] = {
+        name: {**typed.plain(held), "gflops": 1.0, "watts": 600.0} for name in ("kernel", "cublas")
+    }
+    path.write_text(json.dumps(content))
+    where, lines = of_bench(path)
+    html = suite_page("t", [where], lines)
+    page = check(html)
+    flops = 2 * 64 * 32 * 16
+    rates = [f"{flops / ms / 1e9:.2f}" for ms in (0.01, 0.0125)]
+    ours, cublas = page.tables["f2"][1:]
+    assert ours[2:] == ["ours", *rates, "600", "1650", f"{flops / 0.0075 / 1e9:.1f}", "0.0075", "power cap"]
+    assert cublas[2:5] == ["cuBLAS", f"{flops / 0.015 / 1e9:.2f}", rates[1]]
+    assert "600 W" in html
+    content["shapes"][0]["sustained"]["kernel"]["mean_ms"] = "long"
+    path.write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=r"sustained\.kernel\.mean_ms: expected a number"):
+        of_bench(path)
+
+
+def test_records_that_held_have_that_figure_too(found):
+    held = Sustained(0.8, 9, 0.005, 0.0035, "power readings")
+    lines = [of_record("one", replace(found[0], sustained=held), H200), of_record("two", found[1], H200)]
+    (row,) = check(suite_page("t", [], lines)).tables["f2"][1:]
+    efficiency = f"{found[0].problem.flops / 0.0035 / 1e9:.1f}"
+    assert (row[0], row[5:]) == ("one", ["700", "-", efficiency, "0.0035", "-"])
 
 
 def test_a_page_of_many_shapes_stays_small():

@@ -14,7 +14,7 @@ from autotune.cli.shapes import shape_options, shapes_of
 from autotune.cli.streams import say
 from autotune.cli.watchers import meter
 from autotune.errors import Rejected, TuningError, UsageError
-from autotune.measure.comparison import KERNEL
+from autotune.measure.comparison import KERNEL, NAMES
 from autotune.outside import printable
 from autotune.paths import write_file
 from autotune.values.problem import Math, Problem
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from autotune.report.bench import Report
     from autotune.report.rows import Row
 
-NAMES: dict[Library, str] = {
-    "cublas": "cuBLAS",
-    "cublaslt": "best cuBLASLt",
-    "cublas_tf32": "cuBLAS TF32",
-}
 HELD = ("shape", "", "short", "sustained", "W", "SM MHz", "GFLOP/s per W", "limited by")
 SHORTEST_S, LONGEST_S = 0.2, 600.0  # of --sustained
 _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tensor cores' TF32"}

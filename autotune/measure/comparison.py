@@ -14,6 +14,11 @@ from autotune.values.problem import Math, Problem
 Library = Literal["cublas", "cublaslt", "cublas_tf32"]
 LIBRARIES: tuple[Library, ...] = ("cublas", "cublaslt")  # in FP32
 KERNEL = "kernel"  # what is compared with them
+NAMES: dict[Library, str] = {
+    "cublas": "cuBLAS",
+    "cublaslt": "best cuBLASLt",
+    "cublas_tf32": "cuBLAS TF32",
+}
 
 
 def libraries_for(math: Math) -> tuple[Library, ...]:

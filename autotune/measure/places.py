@@ -1,7 +1,7 @@
 """Addresses that the operands are moved to between samples, because a time may depend on where they lie.
 
-On an H200 the lowest 14 bits of the address of A change the time of cuBLAS: 4 % less at 1024 cubed, 4 % more at
-2048 cubed, with A 4 to 8 KiB behind such a boundary. Kernels of this package differ by less than 1 %.
+On an H200 the lowest 14 bits of the address of A change the time of cuBLAS: 4 % less at 1024 cubed, 4 % more
+at 2048 cubed, with A 4 to 8 KiB behind such a boundary. Kernels of this package differ by less than 1 %.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def time_finalists(
         plans.append(_calibrate(runnable, FINAL_SAMPLE_MS)[:3])
     if method is None:
         method = "graph" if any(plan[1] == "graph" for plan in plans) else "back-to-back"
-    for index, (runnable, (launches, _, per_launch)) in enumerate(zip(runnables, plans, strict=True)):
+    for index, (launches, _, per_launch) in enumerate(plans):
         affordable = max(1, int(FINAL_SAMPLE_LIMIT_MS / per_launch))
         plans[index] = (max(launches, min(FINAL_LAUNCHES, affordable)), method, per_launch)
     if not elsewhere or any(per_launch > LONG_MS for *_, per_launch in plans):

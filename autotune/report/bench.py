@@ -28,6 +28,7 @@ from autotune.report.rows import Circumstances, Failure, Row, Rows, Winner
 from autotune.tuning.limits import COMPILE_TIMEOUT_S, trial_limit
 from autotune.tuning.meter import Meter
 from autotune.tuning.quick import KeptWorkshop
+from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
 from autotune.values.measurement import L2, Method
@@ -464,14 +465,10 @@ def _plain_sustained(row: Row) -> dict[str, Any]:
     flops = row.shape.problem.flops
     return {
         name: {
-            "seconds": each.seconds,
-            "mean_ms": _digits(each.mean_ms),
+            **typed.plain(each),
             "gflops": _digits(each.gflops(flops)),
             "watts": _digits(each.watts),
-            "sm_mhz": _digits(each.sm_mhz),
             "gflops_per_watt": _digits(each.gflops_per_watt(flops)),
-            "joules_per_launch": _digits(each.joules),
-            "throttle": list(each.throttle),
         }
         for name, each in row.sustained.items()
     }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from autotune.errors import DeviceError, RecordError
+from autotune.measure.comparison import KERNEL, NAMES
 from autotune.model.account import roofline_ms
 from autotune.outside import MIB, read_bytes
 from autotune.records import Record
@@ -18,7 +19,8 @@ from autotune.report.page import Bar, Cell, Figure, page
 from autotune.space.space import Config
 from autotune.values import jsontext, typed
 from autotune.values.device import Device
-from autotune.values.limits import Limit, Milliseconds
+from autotune.values.limits import Limit, Milliseconds, Name
+from autotune.values.measurement import Sustained
 from autotune.values.problem import Layout, Math, Problem
 
 LIMIT = 256 * MIB  # of the file of a bench
@@ -35,6 +37,8 @@ class Line:
         status: "timed"; anything else is a shape without a time, whose reason is in `why`.
         share_of_floor: Time of the roofline over that of the kernel.
         vs_cublas: Time of cuBLAS over that of the kernel.
+        sustained: What ran back to back, the kernel by `KERNEL` and libraries by their names; None where not.
+        short_ms: Their short timings.
     """
 
     id: str
@@ -52,6 +56,8 @@ class Line:
     median_ms: Milliseconds | None = None
     share_of_floor: Ratio | None = None
     vs_cublas: Ratio | None = None
+    sustained: Mapping[Name, Sustained] | None = None
+    short_ms: Mapping[Name, Milliseconds] | None = None
 
     @property
     def problem(self) -> Problem:
@@ -75,6 +81,8 @@ def of_record(name: str, record: Record, device: Device | None) -> Line:
         median_ms=record.timing.median_ms,
         share_of_floor=None if floor is None else floor / record.timing.median_ms,
         vs_cublas=record.vs_cublas,
+        sustained=None if record.sustained is None else {KERNEL: record.sustained},
+        short_ms={KERNEL: record.timing.median_ms},
     )
 
 
@@ -97,7 +105,7 @@ def of_bench(path: Path) -> tuple[str, list[Line]] | None:
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         return None
     lines = [
-        typed.build(Line, each, path, at=f"$.shapes[{number}]", defaults=True, others=True)
+        typed.build(Line, _with_sustained(each), path, at=f"$.shapes[{number}]", defaults=True, others=True)
         for number, each in enumerate(content["shapes"])
     ]
     device = content.get("device")
@@ -106,11 +114,27 @@ def of_bench(path: Path) -> tuple[str, list[Line]] | None:
     return ", ".join(str(each) for each in where if each is not None), lines
 
 
+def _with_sustained(shape: Any) -> Any:
+    """Return a shape as ``bench --json`` has it, with what held and the short timings as `Line` has them."""
+    held = shape.get("sustained") if isinstance(shape, dict) else None
+    if not isinstance(held, dict):
+        return shape
+    known = {each.name for each in fields(Sustained)}
+    kept = {
+        name: {key: value for key, value in each.items() if key in known} if isinstance(each, dict) else each
+        for name, each in held.items()
+    }
+    timed = {name: shape if name == KERNEL else shape.get(name) for name in held}
+    pairs = [(name, each.get("median_ms")) for name, each in timed.items() if isinstance(each, dict)]
+    return {**shape, "sustained": kept, "short_ms": {name: ms for name, ms in pairs if ms is not None}}
+
+
 def suite_page(title: str, summary: Sequence[str], lines: Sequence[Line]) -> str:
     """Return the page of several shapes."""
     timed = [line for line in lines if line.status == "timed"]
     told = f"{len(timed)} of {len(lines)} shapes have a time."
-    return page(title, [*summary, told], [ratios_figure(timed), shapes_figure(lines)])
+    held = [sustained_figure(timed)] if any(line.sustained for line in timed) else []
+    return page(title, [*summary, told], [ratios_figure(timed), *held, shapes_figure(lines)])
 
 
 def ratios_figure(timed: Sequence[Line]) -> Figure:
@@ -128,7 +152,8 @@ def ratios_figure(timed: Sequence[Line]) -> Figure:
         f"{faster} of {len(ratios)} shapes are faster than with cuBLAS, {slower} are below {SLOWER:g}; the "
         f"geometric mean is {mean:.3f}, the worst {ratios[0]:.3f}, of {found[0][1].id}."
     )
-    x_or_y = Axis.around("time of cuBLAS / time of the kernel", [1.0, *ratios], log=True)
+    least, most = min(1.0, ratios[0]), max(1.0, ratios[-1])
+    x_or_y = Axis("time of cuBLAS / time of the kernel", least / 1.05, 1.05 * most, log=True)
     if len(found) <= MOST_LANES:
         lanes = [
             Lane(
@@ -155,6 +180,35 @@ def ratios_figure(timed: Sequence[Line]) -> Figure:
     rows = [[name, f"{ratios[len(ratios) * percent // 100]:.4g}"] for name, percent in quantiles]
     rows += [["best", f"{ratios[-1]:.4g}"], ["geometric mean", f"{mean:.4g}"]]
     return Figure(title, says, [chart], ("shapes", "cuBLAS / ours"), rows)
+
+
+def sustained_figure(timed: Sequence[Line]) -> Figure:
+    """Return what held back to back for seconds, beside the short timings."""
+    titles: dict[str, str] = {KERNEL: "ours", **{str(name): title for name, title in NAMES.items()}}
+    lanes, rows, rates = [], [], []
+    for line in timed:
+        flops, problem = line.problem.flops, str(line.problem)
+        for name, held in (line.sustained or {}).items():
+            who, ours = titles.get(name, name), name == KERNEL
+            rate, short_ms = held.gflops(flops) / 1000, (line.short_ms or {}).get(name)
+            short = [] if short_ms is None else [flops / short_ms / 1e9]
+            watts, efficiency = held.watts, held.gflops_per_watt(flops)
+            rates += [rate, *short]
+            series = [Series("ours" if ours else "other", "bar", [(0.0, rate)])]
+            series += [Series("them", "tick", [(each,)]) for each in short]
+            note = f"{rate:.1f} TFLOP/s{'' if watts is None else f', {watts:.0f} W'}"
+            lanes.append(Lane(f"{line.id} ours" if ours else who, series, note))
+            cells = [(short[0] if short else None, ".2f"), (rate, ".2f"), (watts, ".0f")]
+            cells += [(held.sm_mhz, ".0f"), (efficiency, ".1f"), (held.joules, ".4g")]
+            numbers = ("-" if value is None else format(value, form) for value, form in cells)
+            rows.append([line.id, problem, who, *numbers, ", ".join(held.throttle) or "-"])
+    says = (
+        "The bar is what each held back to back, over the second half of some seconds; the mark is the rate "
+        "of its short timing. A bar that ends before its mark met a limit of the GPU, such as its power cap."
+    )
+    chart = Chart(Axis("TFLOP/s", 0.0, 1.05 * max(rates)), lanes=lanes)
+    columns = ("shape", "problem", "", "short", "TFLOP/s", "W", "SM MHz", "GFLOP/s per W", "J", "limited by")
+    return Figure("For long", says, [chart] if len(lanes) <= MOST_LANES else (), columns, rows)
 
 
 def shapes_figure(lines: Sequence[Line]) -> Figure:
