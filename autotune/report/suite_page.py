@@ -24,6 +24,7 @@ from autotune.values.measurement import Sustained
 from autotune.values.problem import Layout, Math, Problem
 
 LIMIT = 256 * MIB  # of the file of a bench
+APART = ("cublas_tf32",)  # less exact by far, and faster: it would dwarf the others
 MOST_LANES, MOST_ROWS = 40, 2000  # shapes of which each has a lane, and of which each has a row
 Ratio = Annotated[float, Limit(above=0)]
 
@@ -193,11 +194,12 @@ def sustained_figure(timed: Sequence[Line]) -> Figure:
             rate, short_ms = held.gflops(flops) / 1000, (line.short_ms or {}).get(name)
             short = [] if short_ms is None else [flops / short_ms / 1e9]
             watts, efficiency = held.watts, held.gflops_per_watt(flops)
-            rates += [rate, *short]
             series = [Series("ours" if ours else "other", "bar", [(0.0, rate)])]
             series += [Series("them", "tick", [(each,)]) for each in short]
             note = f"{rate:.1f} TFLOP/s{'' if watts is None else f', {watts:.0f} W'}"
-            lanes.append(Lane(f"{line.id} ours" if ours else who, series, note))
+            if name not in APART:
+                lanes.append(Lane(f"{line.id} ours" if ours else who, series, note))
+                rates += [rate, *short]
             cells = [(short[0] if short else None, ".2f"), (rate, ".2f"), (watts, ".0f")]
             cells += [(held.sm_mhz, ".0f"), (efficiency, ".1f"), (held.joules, ".4g")]
             numbers = ("-" if value is None else format(value, form) for value, form in cells)
@@ -206,6 +208,8 @@ def sustained_figure(timed: Sequence[Line]) -> Figure:
         "The bar is what each held back to back, over the second half of some seconds; the mark is the rate "
         "of its short timing. A bar that ends before its mark met a limit of the GPU, such as its power cap."
     )
+    if len(lanes) < len(rows):
+        says += " What computes in TF32, and is as inexact as that, is in the table alone."
     chart = Chart(Axis("TFLOP/s", 0.0, 1.05 * max(rates)), lanes=lanes)
     columns = ("shape", "problem", "", "short", "TFLOP/s", "W", "SM MHz", "GFLOP/s per W", "J", "limited by")
     return Figure("For long", says, [chart] if len(lanes) <= MOST_LANES else (), columns, rows)
