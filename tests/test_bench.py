@@ -769,6 +769,19 @@ def test_nothing_is_sustained_unless_asked(root):
     assert "back to back" not in command.table(report)
 
 
+def test_shapes_at_the_power_cap_are_named(root, capsys):
+    report = bench([Shape.of(Problem(64, 64, 64))], root=root, service=STUB, seed=1)
+    assert "power cap" not in command.table(report)
+    (row,) = report.rows
+    hot = replace(row.measured.timing, clocks={"throttle": ("power cap",), "watts": 699})
+    report = replace(report, rows=(replace(row, measured=replace(row.measured, timing=hot)),))
+    told = f"held at the power cap while they were timed: {row.shape.id}"
+    assert told in command.table(report)
+    command.show(report)
+    assert told in capsys.readouterr().out
+    assert report.plain()["shapes"][0]["clocks"] == {"throttle": ["power cap"], "watts": 699}
+
+
 @pytest.mark.parametrize("words", ["3", "0.1s", "11m", "fast"])
 def test_a_time_to_sustain_is_refused(root, monkeypatch, words):
     sizes = ["--m", 64, "--n", 64, "--k", 64, "--cache", root]

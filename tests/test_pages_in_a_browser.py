@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_suite_page import held_file
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,12 +57,13 @@ def chromium(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages of a problem and of the suite; and those that PAGES names, such as one with a trial log."""
+    """Pages of a problem, the suite and a bench; and those that PAGES names, such as one with a trial log."""
     folder = tmp_path_factory.mktemp("pages")
     sizes = ["--m", "4096", "--n", "4096", "--k", "4096", "--ladder"]
-    for name, words in (("problem", sizes), ("suite", ["--suite"])):
-        out = ["--target", "h200", "--out", str(folder / f"{name}.html")]
-        command = [sys.executable, "-m", "autotune", "report", *words, *out]
+    bench = [str(held_file(folder / "bench.json"))]
+    for name, words in (("problem", sizes), ("suite", ["--suite"]), ("bench", bench)):
+        command = [sys.executable, "-m", "autotune", "report", *words, "--target", "h200"]
+        command += ["--out", str(folder / f"{name}.html")]
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
     for own in os.environ.get("PAGES", "").split():
         (folder / Path(own).name).write_text(Path(own).read_text())

@@ -40,7 +40,7 @@ IN_THE_WORKER = {  # may import CuPy
     f"measure.{name}"
     for name in (
         *("cuda", "site", "cublas", "cublaslt"),
-        *("stand", "checker", "inputs", "rotation", "verify_kernels"),
+        *("stand", "checker", "inputs", "places", "rotation", "verify_kernels"),
     )
 }
 

@@ -129,14 +129,19 @@ def test_the_distribution_of_a_bench(tmp_path):
     assert page.tables["f2"][-1][-1] == "<i>it crashed</i>"
 
 
-def test_what_held_stands_beside_the_short_timings(tmp_path):
-    path = bench_file(tmp_path / "bench.json", [1.5])
-    content = json.loads(path.read_text())
+def held_file(path):
+    """A bench of one shape, of which two contestants ran for seconds."""
+    content = json.loads(bench_file(path, [1.5]).read_text())
     held = Sustained(3.0, 9, 0.0125, 0.0075, "energy counter", 1650.0, ("power cap",))
     content["shapes"][0]["sustained"] = {
         name: {**typed.plain(held), "gflops": 1.0, "watts": 600.0} for name in ("kernel", "cublas")
     }
     path.write_text(json.dumps(content))
+    return path
+
+
+def test_what_held_stands_beside_the_short_timings(tmp_path):
+    path = held_file(tmp_path / "bench.json")
     where, lines = of_bench(path)
     html = suite_page("t", [where], lines)
     page = check(html)
@@ -146,6 +151,7 @@ def test_what_held_stands_beside_the_short_timings(tmp_path):
     assert ours[2:] == ["ours", *rates, "600", "1650", f"{flops / 0.0075 / 1e9:.1f}", "0.0075", "power cap"]
     assert cublas[2:5] == ["cuBLAS", f"{flops / 0.015 / 1e9:.2f}", rates[1]]
     assert "600 W" in html
+    content = json.loads(path.read_text())
     content["shapes"][0]["sustained"]["kernel"]["mean_ms"] = "long"
     path.write_text(json.dumps(content))
     with pytest.raises(RecordError, match=r"sustained\.kernel\.mean_ms: expected a number"):

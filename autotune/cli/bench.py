@@ -227,6 +227,8 @@ def table(report: Report) -> str:
             name = f"geometric mean, {mean.group} ({mean.shapes})"
             others = [""] * len(_error_columns(report))
             lines.append(_line([name, "", "", *ratios, _percent(mean.floor), *others]))
+    if report.capped:
+        lines += ["", f"{_capped(report)}."]
     if report.predicted or report.quick:
         heads = ["all shapes", *spread_columns(report)]
         lines += ["", _line(heads), _line(["---"] * len(heads))]
@@ -289,6 +291,8 @@ def show(report: Report) -> None:
     if report.timed:
         shapes.echo()
         _worst(report)
+        if report.capped:
+            click.echo(_capped(report))
         _hold(report)
         if report.predicted or report.quick:
             _spread(report)
@@ -341,6 +345,11 @@ def _hold(report: Report) -> None:
             table.add_row(*cells)
         click.echo(f"\n{_held(rows)}:")
         table.echo()
+
+
+def _capped(report: Report) -> str:
+    names = ", ".join(row.shape.id for row in report.capped)
+    return f"held at the power cap while they were timed: {names}"
 
 
 def _worst(report: Report) -> None:

@@ -31,7 +31,7 @@ from autotune.tuning.quick import KeptWorkshop
 from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
-from autotune.values.measurement import L2, Method
+from autotune.values.measurement import L2, POWER_CAP, Clocks, Method
 from autotune.values.suite import Shape
 
 SCHEMA = 1
@@ -110,6 +110,15 @@ class Report:
     def timed(self) -> tuple[Row, ...]:
         """The shapes that have a time."""
         return tuple(row for row in self.rows if row.measured is not None)
+
+    @property
+    def capped(self) -> tuple[Row, ...]:
+        """The shapes that were held at the power cap: another GPU, or a cooler one, has other times."""
+        return tuple(
+            row
+            for row in self.timed
+            if row.measured is not None and POWER_CAP in _reasons(row.measured.timing.clocks)
+        )
 
     @property
     def l2(self) -> L2:
@@ -228,6 +237,7 @@ class Report:
                 "quantiles": [_digits(q) for q in timing.quantiles_ms],
             },
             **{"method": timing.method, "launches": timing.launches, "noisy": timing.noisy},
+            "clocks": typed.plain(timing.clocks),
             **{"gflops": _digits(row.gflops), "gbs": _digits(row.gbs)},
             **{"floor_ms": _digits(self.floor_ms(shape)), "share_of_floor": _digits(self.share(row))},
             **{f"vs_{name}": _digits(row.versus(name)) for name in libraries},
@@ -235,6 +245,11 @@ class Report:
             "verification": {"error": _digits(verdict.error), "bound": _digits(verdict.bound)},
             **({"sustained": _plain_sustained(row)} if row.sustained else {}),
         }
+
+
+def _reasons(clocks: Clocks | None) -> tuple[object, ...]:
+    found = None if clocks is None else clocks.get("throttle")
+    return found if isinstance(found, tuple) else ()
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:

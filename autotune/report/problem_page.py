@@ -288,8 +288,8 @@ def roofline_figure(
         if isinstance(watts, int | float) and capped:
             ceilings.append((f"power cap, {watts:.0f} W", gflops))
         if isinstance(watts, int | float) and record.sustained is None:
-            told = "and was held at its power cap" if capped else "below its power cap"
-            says += f"; the GPU drew {watts:.0f} W, {told}"
+            told = " and was held at its power cap" if capped else ", below its power cap"
+            says += f"; the GPU drew {watts:.0f} W{told}"
     rows = [
         [
             point.name,

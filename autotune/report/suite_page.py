@@ -211,7 +211,18 @@ def sustained_figure(timed: Sequence[Line]) -> Figure:
     if len(lanes) < len(rows):
         says += " What computes in TF32, and is as inexact as that, is in the table alone."
     chart = Chart(Axis("TFLOP/s", 0.0, 1.05 * max(rates)), lanes=lanes)
-    columns = ("shape", "problem", "", "short", "TFLOP/s", "W", "SM MHz", "GFLOP/s per W", "J", "limited by")
+    columns = (
+        "shape",
+        "problem",
+        "who",
+        "short",
+        "TFLOP/s",
+        "W",
+        "SM MHz",
+        "GFLOP/s per W",
+        "J",
+        "limited by",
+    )
     return Figure("For long", says, [chart] if len(lanes) <= MOST_LANES else (), columns, rows)
 
 
