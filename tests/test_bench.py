@@ -753,7 +753,12 @@ def test_what_is_sustained_stands_beside_the_short_timing(root, monkeypatch, tmp
     rows = [line.split() for line in done.stdout.splitlines() if line.endswith("power cap")]
     assert [row[6] for row in rows] == ["ours", "cuBLAS", "best"]
     assert rows[0][7:] == [*rates, "power", "cap"]
-    assert f"| 64 x 64 x 64 nn | ours | {' | '.join(rates)} | power cap |" in file.read_text()
+    table = file.read_text()
+    assert f"| 64 x 64 x 64 nn | ours | {' | '.join(rates)} | power cap |" in table
+    ratio = f"{2.0 / 1.25:.2f}"
+    assert f"% | {flops / 1.25e9:.1f} | {ratio} | 690 | 690 |" in table
+    heads, dashes, row, *_ = table.splitlines()[2:]
+    assert heads.count("|") == dashes.count("|") == row.count("|")
     done = run_command(*sizes, "2s", "--json", monkeypatch=monkeypatch)
     (shape,) = json.loads(done.stdout)["shapes"]
     assert list(shape["sustained"]) == ["kernel", "cublas", "cublaslt"]

@@ -38,3 +38,9 @@ def test_lanes_lie_below_the_plane_and_its_numbers():
     cross = float(re.search(r'class="bad cross" d="M[\d.]+ ([\d.]+)m', svg)[1])
     assert lane - zero > 15
     assert cross == pytest.approx(lane - 4)
+
+
+def test_ticks_of_many_decades_are_short():
+    axis = Axis("candidates", 0.5, 3e14, log=True)
+    assert [axis.text(tick) for tick in axis.ticks()] == ["100", "1e5", "1e8", "1e11", "1e14"]
+    assert Axis("candidates", 0, 2e5).text(150_000) == "150000"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from autotune.report.rows import Row
 
 HELD = ("shape", "", "short", "sustained", "W", "SM MHz", "GFLOP/s per W", "limited by")
+LONG = ("for long, TFLOP/s", "vs cuBLAS", "W", "W of cuBLAS")
 SHORTEST_S, LONGEST_S = 0.2, 600.0  # of --sustained
 _UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tensor cores' TF32"}
 
@@ -211,7 +212,8 @@ def caption(report: Report) -> str:
 def table(report: Report) -> str:
     """Write the report as a Markdown table with its caption."""
     versus = [f"vs {NAMES[library]}" for library in report.libraries]
-    columns = ["shape", "ms", "TFLOP/s", *versus, "% of floor", *_error_columns(report)]
+    long = LONG if any(row.sustained for row in report.rows) else ()
+    columns = ["shape", "ms", "TFLOP/s", *versus, "% of floor", *long, *_error_columns(report)]
     lines = [f"{caption(report)}.", "", _line(columns), _line(["---"] * len(columns))]
     for row in report.rows:
         name = _name(row)
@@ -220,12 +222,13 @@ def table(report: Report) -> str:
             continue
         cells = [f"{row.measured.timing.median_ms:.4g}", _number((row.gflops or 0) / 1000, ".1f")]
         cells += [_number(row.versus(library), ".2f") for library in report.libraries]
-        lines.append(_line([name, *cells, _percent(report.share(row)), *_errors(report, row)]))
+        cells += [_percent(report.share(row)), *(_long(row) if long else [])]
+        lines.append(_line([name, *cells, *_errors(report, row)]))
     for mean in report.means:
         if mean.shapes:
             ratios = [_number(mean.versus[library], ".2f") for library in report.libraries]
             name = f"geometric mean, {mean.group} ({mean.shapes})"
-            others = [""] * len(_error_columns(report))
+            others = [""] * (len(long) + len(_error_columns(report)))
             lines.append(_line([name, "", "", *ratios, _percent(mean.floor), *others]))
     if report.capped:
         lines += ["", f"{_capped(report)}."]
@@ -237,6 +240,18 @@ def table(report: Report) -> str:
         lines += ["", f"{_held(held)}.", "", _line([*HELD]), _line(["---"] * len(HELD))]
         lines += [_line(cells) for _, cells in held]
     return "\n".join([*lines, ""])
+
+
+def _long(row: Row) -> list[str]:
+    """Return the cells under `LONG`: what our kernel held for seconds, and against cuBLAS."""
+    ours, cublas = row.sustained.get(KERNEL), row.sustained.get("cublas")
+    rate = None if ours is None else ours.gflops(row.shape.problem.flops) / 1000
+    ratio = None if ours is None or cublas is None else cublas.mean_ms / ours.mean_ms
+    return [
+        _number(rate, ".1f"),
+        _number(ratio, ".2f"),
+        *(_number(None if each is None else each.watts, ".0f") for each in (ours, cublas)),
+    ]
 
 
 def _line(cells: list[str]) -> str:

@@ -80,6 +80,12 @@ class Axis:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [float(f"{number * step:.6g}") for number in range(first, last + 1)]
 
+    def text(self, tick: float) -> str:
+        """Return what is written beside a tick: of many decades such as 1e8, not 1e+08 beside 100000."""
+        if self.log and tick >= 1e5:
+            return f"{tick:.0e}".replace("e+0", "e").replace("e+", "e")
+        return f"{tick:g}"
+
 
 @dataclass(frozen=True)
 class Series:
@@ -184,8 +190,8 @@ class Chart:
             **{"left": left, "right": right, "top": top, "floor": floor, "bottom": bottom},
             "x_label": self.x.label,
             "y_label": "" if self.y is None else self.y.label,
-            "x_ticks": [(x(value), f"{value:g}") for value in self.x.ticks()],
-            "y_ticks": [] if self.y is None else [(y(value), f"{value:g}") for value in self.y.ticks()],
+            "x_ticks": [(x(value), self.x.text(value)) for value in self.x.ticks()],
+            "y_ticks": [] if self.y is None else [(y(value), self.y.text(value)) for value in self.y.ticks()],
             "across": [drawn(each, 0) for each in self.across],
             "heads": [(x(each.points[0][0]), each.label) for each in self.across if each.label],
             "series": [drawn(each) for each in self.series],
