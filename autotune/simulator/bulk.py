@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.load_store import Values
+from autotune.simulator.load_store import Part, Values
 from autotune.simulator.printing import Printing
 from autotune.simulator.shared import Pattern, displaced
 from autotune.simulator.synchronisation import SLOT_BYTES, MBarriers
@@ -156,7 +156,7 @@ class BulkCopies(Printing):
             ((region, offsets, _),) = self.memory.locate(source, address + np.uint64(last), who, self.lanes)
         stop = int(offsets[0]) + GRANULE
         pieces = np.arange(stop - size, stop, GRANULE)
-        self._note_loads(source, [(region, pieces, None)], np.repeat(who, len(pieces)))
+        self._watch(source, Part(region, region.view, pieces, np.repeat(who, len(pieces)), False))
         place = int(displaced(shared, to.offset)[0]) + int(self.lanes.block[lane]) * self.shared.window
         if self.races is not None:
             unit = self.shared.unit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,25 @@ from autotune.simulator.synchronisation import AsyncCopies
 from autotune.simulator.traffic import global_traffic
 
 Values = Any  # an array over lanes, or one NumPy scalar for a value that all lanes share
+
+
+@dataclass(eq=False)
+class Part:
+    """What an access does in one memory.
+
+    Attributes:
+        memory: What it touches of shared memory, or an array; None for the stacks.
+        view: Returns the memory as elements of a type.
+        offsets: Where each lane's bytes begin there.
+        lanes: The lanes; a slice for all.
+        aligned: Whether the memory begins at a multiple of the access size.
+    """
+
+    memory: Pattern | Region | None
+    view: Callable[[Any], Any]
+    offsets: Any
+    lanes: Any
+    aligned: bool
 
 
 class LoadStore(Registers):
@@ -93,14 +113,12 @@ class LoadStore(Registers):
 
     def load(self, access: Access, address: Values, mask: Any, rows: tuple[Any, ...]) -> None:
         """Execute a load into register rows (None for elements that are dropped)."""
-        active, address = self._select(address, mask)
-        if len(address) == 0:
-            return
-        if access.space == "generic":
-            for space, lanes, part in self._by_window(active, address):
-                _assign(rows, lanes, self._load_from(space, access, part, lanes))
-        else:
-            _assign(rows, active, self._load_from(access.space, access, address, active))
+        for part in self._parts(access, *self._select(address, mask)):
+            self._watch(access, part)
+            values = self._read(access, part)
+            for number, row in enumerate(rows):
+                if row is not None:
+                    row[part.lanes] = values if len(rows) == 1 else values[:, number]
 
     def load_matrices(
         self, access: Access, address: Values, mask: Any, rows: tuple[Any, ...], transposed: bool
@@ -127,83 +145,29 @@ class LoadStore(Registers):
         for row, values in zip(rows, words.reshape(-1, len(rows), WARP).swapaxes(0, 1), strict=True):
             row[lanes] = values.reshape(-1)
 
-    def _load_from(self, space: str, access: Access, address: Any, active: Any) -> Any:
-        if space == "shared":
-            found = self._shared_pattern(access, address, active)
-            if self.races is not None:
-                self.races.read(self.races.touch(access, found))
-            return self.shared.read(access, found)
-        if space == "local":
-            return gather(self._local.view, access, self._local_offsets(access, address, active), True)
-        parts = self.memory.locate(access, address, active, self.lanes)
-        if self.tally is not None and space == "global":
-            self._count_global(access, parts, active)
-        self._note_loads(access, parts, active)
-        if len(parts) == 1:
-            region, offsets, _ = parts[0]
-            return gather(region.view, access, offsets, region.base % access.size == 0)
-        values = np.zeros((len(address), access.count) if access.count > 1 else len(address), access.dtype)
-        for region, offsets, chosen in parts:
-            values[chosen] = gather(region.view, access, offsets, region.base % access.size == 0)
-        return values
-
-    def _note_loads(self, access: Access, parts: list[tuple[Region, Any, Any]], active: Any) -> None:
-        """Check and record loads from arrays that the kernel may store to."""
-        if self.races is None:
-            return
-        for region, offsets, chosen in parts:
-            if region.tracked:
-                everyone = self.lanes.index if active is None else active
-                lanes = everyone if chosen is None else everyone[chosen]
-                self.races.read(self.races.touch_global(access, region, offsets, lanes))
-
     def store(self, access: Access, address: Values, mask: Any, values: tuple[Values, ...]) -> None:
         """Execute a store of one value per element."""
-        active, address = self._select(address, mask)
-        if len(address) == 0:
-            return
         columns = [np.broadcast_to(value, (self.lanes.count,)) for value in values]
-        if active is not None:
-            columns = [column[active] for column in columns]
-        table = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-        if access.space == "generic":
-            everyone = np.arange(self.lanes.count) if active is None else active
-            for space, lanes, part in self._by_window(active, address):
-                chosen = slice(None) if lanes is None else np.searchsorted(everyone, lanes)
-                self._store_to(space, access, part, lanes, table[chosen])
-        else:
-            self._store_to(access.space, access, address, active, table)
+        for part in self._parts(access, *self._select(address, mask)):
+            table = [column[part.lanes] for column in columns]
+            chosen = table[0] if len(table) == 1 else np.stack(table, axis=1)
+            self._write(access, part, chosen)
 
-    def _store_to(self, space: str, access: Access, address: Any, active: Any, values: Any) -> None:
-        if space == "shared":
-            found = self._shared_pattern(access, address, active)
+    def _write(self, access: Access, part: Part, values: Any) -> None:
+        """Execute a store into one memory."""
+        found = part.memory
+        if isinstance(found, Pattern):
             if self.races is not None:
                 store = partial(self.shared.write_and_compare, access, found, values)
                 self.races.write(self.races.touch(access, found), False, store=store)
             self.shared.write(access, found, values)
             return
-        if space == "local":
-            scatter(self._local.view, access, self._local_offsets(access, address, active), values, True)
-            return
-        parts = self.memory.locate(access, address, active, self.lanes)
-        if self.tally is not None and space == "global":
-            self._count_global(access, parts, active)
-        everyone = self.lanes.index if active is None else active
-        for region, offsets, chosen in parts:
-            lanes = everyone if chosen is None else everyone[chosen]
-            self._check_writable(access, region, offsets, lanes)
-            part = values if chosen is None else values[chosen]
-            execute = partial(scatter, region.view, access, offsets, part, region.base % access.size == 0)
-            if self.races is None:
-                execute()
-            else:
-                touch = self.races.touch_global(access, region, offsets, lanes)
-                self.races.write_global(touch, part, execute)
-
-    def _check_writable(self, access: Access, region: Region, offsets: Any, lanes: Any) -> None:
-        if not region.writable:
-            why, address = f"to {region.name}, which may only be read", region.base + int(offsets[0])
-            raise self.lanes.refuse(access, "read-only", why, int(lanes[0]), address, "global")
+        execute = partial(scatter, part.view, access, part.offsets, values, part.aligned)
+        if found is None or self.races is None:
+            execute()
+        else:
+            touch = self.races.touch_global(access, found, part.offsets, self._numbers(part.lanes))
+            self.races.write_global(touch, values, execute)
 
     def atomic(
         self,
@@ -215,52 +179,20 @@ class LoadStore(Registers):
         wanted: bool,
     ) -> Any:
         """Execute an atomic operation, lane after lane; return the old values (``[lanes]``) if wanted."""
-        active, address = self._select(address, mask)
         old = np.zeros(self.lanes.count, access.dtype)
-        if len(address) == 0:
-            return old
         columns = [np.broadcast_to(value, (self.lanes.count,)) for value in values]
-        everyone = self.lanes.index if active is None else active
-        parts = [(access.space, active, address)]
-        if access.space == "generic":
-            parts = list(self._by_window(active, address))
-        for space, lanes, part in parts:
-            who = everyone if lanes is None else lanes
-            for memory, offsets, chosen in self._atomic_targets(space, access, part, lanes):
-                picked = who if chosen is None else who[chosen]
-                before = apply_atomic(
-                    operation, memory, offsets // access.size, [column[picked] for column in columns], wanted
-                )
-                if wanted:
-                    old[picked] = before
+        for part in self._parts(access, *self._select(address, mask)):
+            self._watch(access, part)
+            memory = part.view(access.dtype)
+            if isinstance(part.memory, Region):
+                first = -part.memory.base % access.size
+                octets = part.memory.data[first:]
+                memory = octets[: len(octets) // access.size * access.size].view(access.dtype)
+            picked = [column[part.lanes] for column in columns]
+            before = apply_atomic(operation, memory, part.offsets // access.size, picked, wanted)
+            if wanted:
+                old[part.lanes] = before
         return old
-
-    def _atomic_targets(
-        self, space: str, access: Access, address: Any, active: Any
-    ) -> list[tuple[Any, Any, Any]]:
-        if space == "shared":
-            found = self._shared_pattern(access, address, active)
-            if self.races is not None:
-                self.races.update(self.races.touch(access, found))
-            return [(self.shared.view(access.dtype), found.offsets, None)]
-        if space == "local":
-            return [(self._local.view(access.dtype), self._local_offsets(access, address, active), None)]
-        parts = self.memory.locate(access, address, active, self.lanes)
-        if self.tally is not None:
-            self._count_global(access, parts, active)
-        everyone = self.lanes.index if active is None else active
-        targets = []
-        for region, offsets, chosen in parts:
-            lanes = everyone if chosen is None else everyone[chosen]
-            self._check_writable(access, region, offsets, lanes)
-            if self.races is not None:
-                self.races.update(self.races.touch_global(access, region, offsets, lanes))
-            low = region.base % access.size
-            targets.append((region.data[(access.size - low) % access.size :], offsets, chosen))
-        return [
-            (data[: len(data) // access.size * access.size].view(access.dtype), offsets, chosen)
-            for data, offsets, chosen in targets
-        ]
 
     def copy_async(
         self, to: Access, source: Access, shared: Values, address: Values, sizes: Values | None, mask: Any
@@ -273,36 +205,23 @@ class LoadStore(Registers):
         if len(target) == 0:
             return
         _, address = self._select(address, mask)
-        everyone = self.lanes.index if active is None else active
-        values = np.zeros((len(target), source.count) if source.count > 1 else len(target), source.dtype)
-        if sizes is None or (np.ndim(sizes) == 0 and int(sizes) >= source.size):
-            self._fetch(source, address, everyone, values, slice(None))
-        else:
-            wanted = np.broadcast_to(sizes, (self.lanes.count,))[everyone]
-            whole = np.flatnonzero(wanted >= source.size)
-            if len(whole):
-                self._fetch(source, address[whole], everyone[whole], values, whole)
-            for size in np.unique(wanted[(wanted > 0) & (wanted < source.size)]):
-                some = np.flatnonzero(wanted == size)
-                self._fetch_bytes(source, address[some], everyone[some], values, some, int(size))
+        lanes, those = self._numbers(active), slice(None) if active is None else active
+        values = np.zeros((self.lanes.count, source.count), source.dtype)
+        wanted = np.broadcast_to(source.size if sizes is None else sizes, (self.lanes.count,))[those]
+        whole = wanted >= source.size
+        full = (active, address) if whole.all() else (lanes[whole], address[whole])
+        for part in self._parts(source, *full):
+            self._watch(source, part)
+            values[part.lanes] = self._read(source, part).reshape(-1, source.count)
+        for size in np.unique(wanted[(wanted > 0) & ~whole]):
+            some = wanted == size
+            self._fetch_bytes(source, address[some], lanes[some], values, int(size))
         found = self._shared_pattern(to, target, active)
         if self.races is not None:
             self.races.write(self.races.touch(to, found), True)
-        self.shared.write(to, found, values)
+        self.shared.write(to, found, values[those] if source.count > 1 else values[those, 0])
 
-    def _fetch(self, access: Access, address: Any, lanes: Any, values: Any, where: Any) -> None:
-        everyone = np.arange(len(values))[where]
-        parts = self.memory.locate(access, address, lanes, self.lanes)
-        if self.tally is not None:
-            self._count_global(access, parts, lanes)
-        self._note_loads(access, parts, lanes)
-        for region, offsets, chosen in parts:
-            rows = everyone if chosen is None else everyone[chosen]
-            values[rows] = gather(region.view, access, offsets, region.base % access.size == 0)
-
-    def _fetch_bytes(
-        self, access: Access, address: Any, lanes: Any, values: Any, where: Any, size: int
-    ) -> None:
+    def _fetch_bytes(self, access: Access, address: Any, lanes: Any, values: Any, size: int) -> None:
         """Read less than a whole element vector; the address must still be aligned to the whole."""
         octets = values.view(np.uint8).reshape(len(values), -1)
         one = replace(access, dtype=np.dtype(np.uint8), count=1, size=1, offset=0)
@@ -310,13 +229,63 @@ class LoadStore(Registers):
         if int(np.bitwise_or.reduce(first)) & (access.size - 1):
             self.memory.locate(access, address, lanes, self.lanes)  # reports the misaligned lane
         for number in range(size):
-            parts = self.memory.locate(one, first + np.uint64(number), lanes, self.lanes)
-            self._note_loads(one, parts, lanes)
-            for region, offsets, chosen in parts:
-                rows = where if chosen is None else where[chosen]
-                octets[rows, number] = gather(region.view, one, offsets, True)
+            for part in self._parts(one, lanes, first + np.uint64(number), counts=False):
+                self._watch(one, part)
+                octets[part.lanes, number] = self._read(one, part)
         if self.tally is not None:
-            self._count_global(access, [(None, first.view(np.int64), None)], lanes)
+            self._count_global(access, first.view(np.int64), lanes)
+
+    # ---- memories
+
+    def _parts(self, access: Access, active: Any, address: Any, counts: bool = True) -> Iterator[Part]:
+        """Check an access, count it, and split it by the memories that it reaches."""
+        if len(address) == 0:
+            return
+        parts = [(access.space, active, address)]
+        if access.space == "generic":
+            parts = self._by_window(active, address)
+        for space, among, part in parts:
+            lanes = slice(None) if among is None else among
+            if space == "shared":
+                found = self._shared_pattern(access, part, among)
+                yield Part(found, self.shared.view, found.offsets, lanes, True)
+            elif space == "local":
+                yield Part(None, self._local.view, self._local_offsets(access, part, among), lanes, True)
+            else:
+                located = self.memory.locate(access, part, among, self.lanes)
+                for region, offsets, chosen in located:
+                    those = lanes if chosen is None else self._numbers(lanes)[chosen]
+                    if self.tally is not None and counts and space == "global":
+                        self._count_global(access, offsets + region.base % 256, self._numbers(those))
+                    if access.kind in ("st", "atom") and not region.writable:
+                        lane, place = int(self._numbers(those)[0]), region.base + int(offsets[0])
+                        why = f"to {region.name}, which may only be read"
+                        raise self.lanes.refuse(access, "read-only", why, lane, place, "global")
+                    yield Part(region, region.view, offsets, those, region.base % access.size == 0)
+
+    def _numbers(self, lanes: Any) -> Any:
+        """Return lanes by their numbers."""
+        return self.lanes.index if lanes is None or isinstance(lanes, slice) else lanes
+
+    def _watch(self, access: Access, part: Part) -> None:
+        """Check and record a load, of what the kernel may store to, or an atomic operation."""
+        if self.races is None or part.memory is None:
+            return
+        if isinstance(part.memory, Pattern):
+            touch = self.races.touch(access, part.memory)
+        elif part.memory.tracked or access.kind == "atom":
+            touch = self.races.touch_global(access, part.memory, part.offsets, self._numbers(part.lanes))
+        else:
+            return
+        if access.kind == "atom":
+            self.races.update(touch)
+        else:
+            self.races.read(touch)
+
+    def _read(self, access: Access, part: Part) -> Any:
+        if isinstance(part.memory, Pattern):
+            return self.shared.read(access, part.memory)
+        return gather(part.view, access, part.offsets, part.aligned)
 
     def _shared_pattern(self, access: Access, address: Any, active: Any) -> Pattern:
         found = self.shared.pattern(access, address, active)
@@ -354,35 +323,18 @@ class LoadStore(Registers):
             parts.append((name, lanes[chosen], address[chosen] - np.uint64(start)))
         return parts
 
-    def _count_global(self, access: Access, parts: list[tuple[Any, Any, Any]], active: Any) -> None:
+    def _count_global(self, access: Access, address: Any, lanes: Any) -> None:
         """Count requests and sectors; a pattern seen before, shifted by whole sectors, is looked up."""
         assert self.tally is not None
-        everyone = self.lanes.index if active is None else active
-        for region, offsets, chosen in parts:
-            lanes = everyone if chosen is None else everyone[chosen]
-            absolute = offsets if region is None else offsets + region.base % 256
-            relative = absolute - (int(absolute[0]) & ~31)
-            key = (access, int(relative[0]))
-            known = self._global_patterns.get(key)
-            if (
-                known is None
-                or len(known[0]) != len(relative)
-                or not (known[0] == relative).all()
-                or not (known[1] == lanes).all()
-            ):
-                shifted = relative - (int(relative.min()) & ~31)
-                known = (relative, lanes, *global_traffic(shifted, lanes))
-                self._global_patterns[key] = known
-            self.tally.add_global(access, known[2], known[3])
-
-
-def _assign(rows: tuple[Any, ...], active: Any, values: Any) -> None:
-    """Write loaded elements to register rows."""
-    if len(rows) == 1:
-        if rows[0] is not None:
-            rows[0][slice(None) if active is None else active] = values
-        return
-    where = slice(None) if active is None else active
-    for number, row in enumerate(rows):
-        if row is not None:
-            row[where] = values[:, number]
+        relative = address - (int(address[0]) & ~31)
+        key = (access, int(relative[0]))
+        known = self._global_patterns.get(key)
+        if (
+            known is None
+            or len(known[0]) != len(relative)
+            or not (known[0] == relative).all()
+            or not (known[1] == lanes).all()
+        ):
+            shifted = relative - (int(relative.min()) & ~31)
+            known = self._global_patterns[key] = (relative, lanes, *global_traffic(shifted, lanes))
+        self.tally.add_global(access, known[2], known[3])

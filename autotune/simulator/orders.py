@@ -209,32 +209,31 @@ class Orders:
         writers[units], groups[units] = BULK + columns[place], phases[place]
 
     def copies_in_flight(self, touch: Touch, where: Any, before: Any) -> tuple[Any, Any]:
-        """Return where a cp.async wrote that may not be complete, and where its own thread knows it is."""
-        flying = (before >= IN_FLIGHT) & (before < NOTHING)
-        if not flying.any():
-            return flying, flying
-        units = touch.units[where]
-        copier, group = np.where(flying, before - IN_FLIGHT, 0), touch.shadow.copy_groups[units]
-        arrived = group < self.copies.waited[copier]
+        """Return which of some units a cp.async may still write, and where its own thread knows better."""
+        at = np.flatnonzero((before >= IN_FLIGHT) & (before < NOTHING))
+        copier, units = before[at] - IN_FLIGHT, touch.units[where[at]]
+        group = touch.shadow.copy_groups[units]
         settled = group < self.copies.published[copier]
-        who = touch.stamps[where] & WHO
-        warp = np.where(who < SEVERAL, touch.lanes[where] // WARP, -1)
+        touch.shadow.writers[units[settled]] = 0
+        at, copier, group = at[~settled], copier[~settled], group[~settled]
+        who = touch.stamps[where[at]] & WHO
+        arrived = group < self.copies.waited[copier]
+        warp = np.where(who < SEVERAL, touch.lanes[where[at]] // WARP, -1)
         shown = (group < self.copies.shown[copier]) & (copier // WARP == warp)
-        known = np.where(self.lanes.thread[copier] == who, arrived, settled | shown)
-        touch.shadow.writers[units[flying & settled]] = 0
-        return flying & ~known, arrived
+        bad = ~np.where(self.lanes.thread[copier] == who, arrived, shown)
+        return at[bad], arrived[bad]
 
     def bulk_in_flight(self, touch: Touch, where: Any, before: Any) -> Any:
-        """Return where a bulk copy wrote that the thread is not known to have waited for."""
-        bulk = (before >= BULK) & (before < IN_FLIGHT)
-        if not bulk.any():
-            return bulk
+        """Return which of some units a bulk copy may still write, for all that the thread has waited for."""
+        at = np.flatnonzero((before >= BULK) & (before < IN_FLIGHT))
+        if not len(at):
+            return at
         assert self.mbarriers is not None
-        units, lanes = touch.units[where], touch.lanes[where]
-        column, phase = np.where(bulk, before - BULK, 0), touch.shadow.copy_groups[units]
+        units, lanes = touch.units[where[at]], touch.lanes[where[at]]
+        column, phase = before[at] - BULK, touch.shadow.copy_groups[units]
         settled = self.mbarriers.published[self.lanes.block[lanes], column] > phase
-        touch.shadow.writers[units[bulk & settled]] = 0
-        return bulk & ~self.mbarriers.knows(lanes, column, phase)
+        touch.shadow.writers[units[settled]] = 0
+        return at[~self.mbarriers.knows(lanes, column, phase)]
 
 
 def warp_of(stamps: Any) -> Any:

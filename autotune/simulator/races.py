@@ -162,6 +162,8 @@ class RaceDetector(Orders):
             self._report(touch, int(where[np.argmax(nothing)]), "uninitialised-read", why)
         if in_shared and did == "wrote":
             self._check_copies(touch, where, before, "overwrites" if verb == "writes" else "reads")
+        if (before >= BULK).all():
+            return None
         here = (before >> BLOCK == now >> BLOCK) | in_shared
         alone = WARPS if did == "wrote" else SEVERAL  # a warp may store one value where it read
         same = (before & WHO == now & WHO) & (now & WHO < alone)
@@ -186,17 +188,16 @@ class RaceDetector(Orders):
 
     def _check_copies(self, touch: Touch, where: Any, before: Any, verb: str) -> None:
         bad, arrived = self.copies_in_flight(touch, where, before)
-        if bad.any():
-            at = int(np.argmax(bad))
-            copier = int(self.lanes.thread[before[at] - IN_FLIGHT])
+        if len(bad):
+            copier = int(self.lanes.thread[before[bad[0]] - IN_FLIGHT])
             how = "may still write: no cp.async.wait_group covers it"
-            how = "brought, with no barrier after its wait" if arrived[at] else how
+            how = "brought, with no barrier after its wait" if arrived[0] else how
             why = f"{verb} what an async copy of {self._name(touch, copier)} {how}"
-            self._report(touch, int(where[at]), "async-copy", why, other=copier)
+            self._report(touch, int(where[bad[0]]), "async-copy", why, other=copier)
         bad = self.bulk_in_flight(touch, where, before)
-        if bad.any():
+        if len(bad):
             why = f"{verb} what an async copy may still write: this thread did not wait for its mbarrier"
-            self._report(touch, int(where[np.argmax(bad)]), "async-copy", why)
+            self._report(touch, int(where[bad[0]]), "async-copy", why)
 
     def _record(self, touch: Touch, did: str, joins: Any = None) -> tuple[Any, Any]:
         """Remember an access, and with it those of its epoch that it does not replace.
