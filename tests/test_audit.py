@@ -12,7 +12,7 @@ from autotune.code.depot import Depot
 from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
 from autotune.tuning.audit import TOLERANCE, audit, staleness
-from autotune.values.measurement import Finals
+from autotune.values.measurement import Finals, Sustained
 from autotune.values.problem import Problem
 
 PROBLEM = Problem(64, 64, 64)
@@ -49,6 +49,10 @@ class Answering:
         outcomes = {key: self.outcomes[names[launch]] for key, _, launch in entries}
         return Finals(outcomes, measured(2.0).timing, "their_kernel")
 
+    def sustained(self, binary, launch, timing, seconds, timeout_s):
+        self.held = Sustained(seconds, 9, 1.1 * timing.median_ms, 0.5, "energy counter")
+        return self.held
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
@@ -78,6 +82,8 @@ def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
     best, ms = (WINNER, now) if now < 1.1 else (OTHER, 1.1)
     renewed = finding.renewed
     assert renewed.config == best
+    assert renewed.sustained == worker.held
+    assert renewed.sustained.mean_ms == pytest.approx(1.1 * ms)
     assert renewed.timing.median_ms == ms
     assert [renewed.timing.median_ms, *(each.median_ms for each in renewed.runners_up)] == sorted([now, 1.1])
     assert renewed.vs_cublas == pytest.approx(2.0 / ms)

@@ -126,6 +126,7 @@ class Machine:
     def __init__(self, monkeypatch, outcome):
         import stub_gpu
 
+        from autotune.errors import Rejected
         from autotune.values.measurement import Finals
 
         class Worker:
@@ -143,6 +144,9 @@ class Machine:
 
             def finals(self, entries, timeout_s):
                 return Finals({key: outcome for key, _, _ in entries}, None, None)
+
+            def sustained(self, *about):
+                return Rejected("crash", "the GPU worker died")
 
         monkeypatch.setattr("autotune.values.device.current_device", lambda ordinal: H200)
         monkeypatch.setattr("autotune.measure.worker.GpuWorker", Worker)

@@ -376,3 +376,14 @@ def test_those_that_are_right_run_for_seconds_one_after_the_other(bench):
     assert set(run(bench, sustained_s=0.05)[1].sustained) == {"kernel", "cublaslt"}
     bench.kernel.mistake = mistake
     assert run(bench, sustained_s=0.05)[1].sustained == {}
+
+
+def test_a_finalist_runs_back_to_back_as_it_was_timed(standing, named):
+    _, finals = standing.answer("finals", [named("better"), False], [].append)
+    steps = []
+    about = [(b"", launch("better")), finals.outcomes[10].timing, 0.05]
+    kind, held = standing.answer("sustained", about, steps.append)
+    assert (kind, held.seconds, held.mean_ms) == ("answer", 0.05, pytest.approx(0.9))
+    assert (held.joules, held.power_by) == (None, None), "nobody reads clocks here"
+    assert steps[0] is None
+    assert set(steps[1:]) == {"kernel"}

@@ -16,6 +16,7 @@ from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.space.space import Space
 from autotune.tuning.built import Built
+from autotune.tuning.finals import SUSTAINED_S
 from autotune.values.device import known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 from autotune.values.problem import Problem
@@ -99,7 +100,7 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         contestants = [winner, *others]
         if others:
             finals = _measured(contestants, gpu)
-        renewed = _renewed(record, contestants, finals, facts)
+        renewed = _renewed(record, contestants, finals, facts, gpu)
     if isinstance(outcome, Rejected):
         why = f"{outcome.kind}: {outcome.why}"
         told = "" if renewed is None else "; its best finalist takes its place"
@@ -145,8 +146,9 @@ def _renewed(
     contestants: Sequence[Built | Rejected],
     finals: Finals,
     facts: GpuFacts,
+    gpu: GpuWorker,
 ) -> Record | None:
-    """Write the record of what was measured now; how it was found stays as it was. None if nothing passed."""
+    """Write the record of what is measured now; how it was found stays as it was. None if nothing passed."""
     passed = [
         (outcome, each)
         for place, each in enumerate(contestants)
@@ -157,4 +159,8 @@ def _renewed(
     passed.sort(key=lambda pair: pair[0].timing.median_ms)
     won, best = passed[0]
     listed = [(each.source, outcome) for outcome, each in passed[1:]]
-    return compose.measured(best.source, best.binary, won, finals, facts, listed, record.search)
+    held = gpu.sustained(best.binary, best.source.launch, won.timing, SUSTAINED_S, TIMEOUT_S)
+    return compose.measured(
+        *(best.source, best.binary, won, finals, facts, listed, record.search),
+        sustained=None if isinstance(held, Rejected) else held,
+    )
