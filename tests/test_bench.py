@@ -459,7 +459,11 @@ def test_a_suite_in_every_math(root, monkeypatch, tmp_path):
     done = run_command(*words, monkeypatch=monkeypatch)
     assert done.exit_code == 0, done.output
     found = [(each["id"], each["math"], each["status"]) for each in json.loads(done.stdout)["shapes"]]
-    assert found == [("a", "ffma", "timed"), ("a 3xtf32", "3xtf32", "missing")]
+    assert found == [
+        ("a", "ffma", "timed"),
+        ("a 3xtf32", "3xtf32", "missing"),
+        ("a 3xfp16", "3xfp16", "missing"),
+    ]
     assert "autotune tune --m 64 --n 64 --k 64 --math 3xtf32" in done.stderr
 
 

@@ -243,19 +243,21 @@ def test_a_suite_as_a_table_and_as_json(command, tmp_path):
 
 
 def test_each_math_is_stored_under_its_own_name(bench, tmp_path, monkeypatch):
-    """By two families of one name, of which the other says that it computes on tensor cores."""
-    (tmp_path / "tensor").mkdir()
-    for file in PLAIN.parent.iterdir():
-        text = file.read_text().replace("[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]", "[3]")
-        (tmp_path / "tensor" / file.name).write_text(text)
-    tensor = tmp_path / "tensor" / PLAIN.name
-    tensor.write_text(f'{tensor.read_text()}\n[serves]\nmath = "3xtf32"\n')
-    spaces = {"ffma": Space.load(bench.few), "3xtf32": Space.load(tensor)}
+    """By families of one name, of which each other one says that it computes on tensor cores."""
+    spaces = {"ffma": Space.load(bench.few)}
+    for math in ("3xtf32", "3xfp16"):
+        (tmp_path / math).mkdir()
+        for file in PLAIN.parent.iterdir():
+            text = file.read_text().replace("[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]", "[3]")
+            (tmp_path / math / file.name).write_text(text)
+        tensor = tmp_path / math / PLAIN.name
+        tensor.write_text(f'{tensor.read_text()}\n[serves]\nmath = "{math}"\n')
+        spaces[math] = Space.load(tensor)
     monkeypatch.setattr(tuner, "families", lambda problem, device: [spaces[problem.math]])
     problems = [Problem(64, 64, 8, math=math) for math in MATHS]
     request = Request(budget=Budget.of("60s"), strategy="random", workers=2, root=bench.root)
     found = tune_all([Shape.of(problem) for problem in problems], request)
-    assert [tuned.record.problem.math for tuned in found] == ["ffma", "3xtf32"]
+    assert [tuned.record.problem.math for tuned in found] == ["ffma", "3xtf32", "3xfp16"]
     names = {path.name for path in bench.root.glob("*/*.json")}
     assert names == {f"plain_{problem.key}.json" for problem in problems}
 

@@ -255,7 +255,7 @@ def test_control_characters_of_records_and_templates_are_escapes(run, tmp_path):
         (["--k", str(2**31)], "k = 2147483648 is out of range: give 1 to 2147483647 (2^31 - 1)"),
         (["--layout", "xx"], "layout 'xx' is unknown: give one of nn, nt, tn, tt"),
         (["--beta", "2"], "beta = 2 is unknown: give 0 (C is never read) or 1 (C is read and scaled)"),
-        (["--math", "fp8"], "math 'fp8' is unknown: give one of ffma, 3xtf32"),
+        (["--math", "fp8"], "math 'fp8' is unknown: give one of ffma, 3xtf32, 3xfp16"),
         (["--m", "x"], "Invalid value for '--m': 'x' is not a valid integer (see autotune {} --help)"),
         (["--beta", "x"], "Invalid value for '--beta': 'x' is not a valid integer (see autotune {} --help)"),
         (["--zzzzz"], "No such option '--zzzzz' (see autotune {} --help)"),
@@ -695,7 +695,7 @@ def test_any_math_is_for_measuring(refuse):
     told = refuse("tune", *CUBE, *H200, "--math", "any")
     assert told == "--math any is for measuring, and nothing is measured with --target: name one math"
     assert refuse("export", *CUBE, *H200, "--math", "any") == (
-        "a file holds kernels of one math: give --math ffma or 3xtf32"
+        "a file holds kernels of one math: give --math ffma or 3xtf32 or 3xfp16"
     )
 
 

@@ -60,7 +60,7 @@ def test_a_family_called_like_another_but_with_other_names_has_no_model(load):
     [
         (
             "sgem",
-            r"^mine\.toml: model = 'sgem': give one of sgemm, sgemm_3xtf32, .*, sgemm_skinny$",
+            r"^mine\.toml: model = 'sgem': give one of sgemm, sgemm_3xfp16_wgmma, .*, sgemm_skinny$",
         ),
         ("naive", "give one of"),
         ("estimate", "give one of"),

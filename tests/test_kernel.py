@@ -505,7 +505,7 @@ def test_matmul_says_what_does_not_fit(at_root):
     assert "alpha is an int beyond" in fault(matmul, X, Y, alpha=10**400, device="simulator")
     assert "beta is a numpy.ndarray" in fault(matmul, X, Y, beta=np.zeros(2), device="simulator")
     assert "policy [] is unknown" in fault(matmul, X, Y, policy=[], device="simulator")
-    assert "math 'tf32' is unknown: give one of ffma, 3xtf32, any" in fault(
+    assert "math 'tf32' is unknown: give one of ffma, 3xtf32, 3xfp16, any" in fault(
         matmul, X, Y, math="tf32", device="simulator"
     )
     assert "in host memory: pass cupy.asarray(a)" in fault(matmul, X, Y)
@@ -704,7 +704,7 @@ def test_the_public_names_are_typed():
 # --- any math ---
 
 TENSOR = Space.load("sgemm_3xtf32")
-BOTH = Problem(64, 64, 72)  # there is no record of it in cache/
+BOTH = Problem(64, 64, 56)  # there is no record of it in cache/, and 3xfp16 does not compute it
 
 
 def measured_in_both(root, fp32_ms, tensor_ms):
@@ -718,23 +718,35 @@ def measured_in_both(root, fp32_ms, tensor_ms):
 @pytest.mark.parametrize("policy", ["any", "exact"])
 def test_any_math_takes_the_faster_record(tmp_path, times, math, policy):
     measured_in_both(tmp_path, *times)
-    found = best_kernel(64, 64, 72, math="any", device="simulator", policy=policy, root=tmp_path)
+    found = best_kernel(64, 64, 56, math="any", device="simulator", policy=policy, root=tmp_path)
     assert (found.served, found.problem.math, found.record.timing.median_ms) == ("exact", math, 1.0)
-    usual = best_kernel(64, 64, 72, device="simulator", root=tmp_path)
+    usual = best_kernel(64, 64, 56, device="simulator", root=tmp_path)
     assert usual.problem.math == "ffma"  # nobody gets the other unasked, however fast it is
 
 
 def test_any_math_goes_by_the_estimate_where_nothing_was_measured(tmp_path):
-    for device, math in (("h200", "3xtf32"), ("a10", "ffma"), ("t4", "ffma")):  # a T4 has no TF32
+    for device, math in (("h200", "3xfp16"), ("a10", "ffma"), ("t4", "ffma")):  # a T4 has no TF32
         found = best_kernel(3000, 3000, 3000, math="any", device=f"simulator:{device}", root=tmp_path)
         assert (found.served == "exact", found.problem.math) == (False, math)
     with pytest.raises(RecordMissing, match="no record of 2000 x 2048 x 2048 nn on NVIDIA A10"):
         best_kernel(2000, 2048, 2048, math="any", device="simulator:a10", policy="exact", root=tmp_path)
 
 
+def test_a_math_without_a_record_must_be_predicted_to_beat_the_fastest_that_has_one(tmp_path):
+    """Of 3xfp16 there is none: a measured time and one that is predicted are not compared."""
+    for extent, math in ((128, "3xtf32"), (4000, "3xfp16")):
+        problem = Problem(extent, extent, extent)
+        tensor = dataclasses.replace(problem, math="3xtf32")
+        config = TENSOR.fitted(TENSOR.presets["two_warps"], tensor, H200)
+        Store(tmp_path).write(made(problem, config=small(problem), ms=200.0))
+        Store(tmp_path).write(made(tensor, config=config, space=TENSOR, ms=100.0))
+        found = best_kernel(extent, extent, extent, math="any", device="simulator", root=tmp_path)
+        assert (found.problem.math, found.served) == (math, "exact" if math == "3xtf32" else "predicted")
+
+
 def test_any_math_looks_at_operands_where_it_chose_the_tensor_cores(tmp_path):
     measured_in_both(tmp_path, 2.0, 1.0)
-    found = best_kernel(64, 64, 72, math="any", check_finite=True, device="simulator", root=tmp_path)
+    found = best_kernel(64, 64, 56, math="any", check_finite=True, device="simulator", root=tmp_path)
     assert (found.problem.math, found.strict.problem.math) == ("3xtf32", "ffma")
 
 

@@ -118,7 +118,9 @@ def assert_tidy(text):
         assert "\t" not in line, place
         closed = line.lstrip().startswith("}")
         assert not line or len(line) - len(line.lstrip()) >= 4 * (depth - closed), place
-        code = re.sub(r"//.*|`.*?`", "", line)
+        code = re.sub(
+            r"//.*|`.*?`|^namespace.*|^\}  // namespace.*", "", line
+        )  # in a namespace nothing is indented
         depth += code.count("{") - code.count("}")
         assert len(line) <= 144 or line.startswith("// config "), place
         assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|//%", line.replace("{}}", "")), place
@@ -273,6 +275,7 @@ def test_every_parameter_and_derived_quantity_is_used(family):
         return found
 
     parts = (*space.launch, space.grid_y, space.grid_z, space.block_y, space.workspace_bytes)
+    parts += tuple(part for each in (*space.before, *space.prepare) for part in each.launch)
     launch = set().union(*(part.names for part in parts if part is not None))
     rules = set().union(*(rule.expression.names for rule in space.rules))
     assert set(space.parameters) <= reached(asked | launch)

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 HELD = ("shape", "", "short", "sustained", "W", "SM MHz", "GFLOP/s per W", "limited by")
 LONG = ("for long, TFLOP/s", "vs cuBLAS", "W", "W of cuBLAS")
 SHORTEST_S, LONGEST_S = 0.2, 600.0  # of --sustained
-_UNITS: dict[Math, str] = {"ffma": "FP32 lanes", "3xtf32": "a third of the tensor cores' TF32"}
+_UNITS: dict[Math, str] = {
+    "ffma": "FP32 lanes",
+    "3xtf32": "a third of the tensor cores' TF32",
+    "3xfp16": "a third of their FP16",
+}
 
 
 @click.command()

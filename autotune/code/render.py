@@ -14,6 +14,7 @@ from autotune.code.sandbox import limited
 from autotune.code.templates import Template, template_of
 from autotune.errors import SpaceError
 from autotune.space.space import Config, Space
+from autotune.space.statements import TEMPLATE_NAMES, digest_of
 from autotune.values.device import Device
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
@@ -54,17 +55,33 @@ class Source:
         return cls(path.stem, Config({}), problem, text, entry, launch, *(digest,) * 3)
 
 
-def render(space: Space, config: Config, problem: Problem, device: Device) -> Source:
+def render(
+    space: Space, config: Config, problem: Problem, device: Device, gate: tuple[str, str] = ("", "")
+) -> Source:
     """Render the space's template for one config; the same input always gives the same text.
+
+    Args:
+        space: The config's family.
+        config: The choices.
+        problem: What is computed.
+        device: Where.
+        gate: As the fallback of another kernel: `Space.gate`.
 
     Raises:
         ConfigError: The config breaks a constraint on this device.
         SpaceError: The space's template is missing or does not render.
     """
     space.require_legal(config, problem, device)
-    template = template_of(space)
+    template, digest = template_of(space), template_digest(space)
     names: dict[str, Any] = {**space.values(config, problem, device), "layout": problem.layout}
-    names |= {"family": space.family, "config_id": config.id, "template_digest": template.digest[:16]}
+    names |= {"family": space.family, "config_id": config.id, "template_digest": digest[:16]}
+    names["gate"], names["gate_parameters"] = gate
+    fallback = space.fallback(problem, device)
+    if fallback is not None:
+        left = render(*fallback, gate=space.gate(problem))
+        names["fallback"] = (
+            f"namespace fallback {{\n{left.text}}}  // namespace fallback\n\nusing fallback::{left.entry};"
+        )
     try:
         with limited():
             text = template.jinja.render(names)
@@ -78,7 +95,7 @@ def render(space: Space, config: Config, problem: Problem, device: Device) -> So
         entry=space.family,
         launch=space.launch(config, problem, device),
         code_digest=hashlib.sha256(code_of(text).encode()).hexdigest(),
-        template_digest=template.digest,
+        template_digest=digest,
         space_digest=space.digest,
     )
 
@@ -90,7 +107,7 @@ def require_template(space: Space, config: Config, problem: Problem, device: Dev
         SpaceError: It is so; with the file and line.
     """
     template = template_of(space)
-    known = {*space.values(config, problem, device), "layout", "family", "config_id", "template_digest"}
+    known = {*space.values(config, problem, device), *TEMPLATE_NAMES}
     try:
         unknown = template.unknown_name(known)
     except Exception as error:
@@ -101,12 +118,13 @@ def require_template(space: Space, config: Config, problem: Problem, device: Dev
 
 
 def template_digest(space: Space) -> str:
-    """Hash the space's template and every file that it could load.
+    """Hash the space's template and every file that it could load, and that of its fallback.
 
     Raises:
         SpaceError: There is no template, or a file of it cannot be read.
     """
-    return template_of(space).digest
+    own, fallback = template_of(space).digest, space.fallback_space
+    return own if fallback is None else digest_of(own, template_digest(fallback))
 
 
 def _place(error: Exception, template: Template) -> str:

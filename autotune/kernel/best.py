@@ -295,11 +295,14 @@ def fastest(
         problem: Choices(problem, machine.device, store, spaces=spaces, begin=single.begin)
         for problem in _able(problems, machine, spaces)
     }
-    recorded = {problem: choices.first_ms(exact=True) for problem, choices in able.items()}
-    if policy == "any" and max(recorded.values(), default=0.0) == inf:
-        # A time that was measured and one that was predicted tell nothing of each other.
-        recorded = {problem: choices.first_ms(exact=False) for problem, choices in able.items()}
-    return min(recorded, key=lambda each: recorded[each], default=problems[0])
+    times = {problem: choices.first_ms(exact=True) for problem, choices in able.items()}
+    best = min(times, key=lambda each: times[each], default=problems[0])
+    if policy == "any" and max(times.values(), default=0.0) == inf:
+        # A time that was measured and one that was predicted tell nothing of each other: what has no record
+        # meets the fastest that has one, as predicted.
+        rivals = [each for each in able if each == best or times[each] == inf]
+        best = min(rivals, key=lambda each: able[each].first_ms(exact=False))
+    return best
 
 
 def machine_of(device: int | str | None) -> Machine:

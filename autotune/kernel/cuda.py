@@ -29,7 +29,15 @@ from autotune.values.measurement import Argument, KernelLaunch, Launch
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 _INVALID_CONTEXT = 201  # CUresult
-_PLACES: dict[Argument, int] = {"a": 0, "b": 8, "c": 16, "workspace": 24, "alpha": 32, "beta": 36}
+_PLACES: dict[Argument, int] = {
+    "a": 0,
+    "b": 8,
+    "c": 16,
+    "workspace": 24,
+    "prepared": 32,
+    "alpha": 40,
+    "beta": 44,
+}
 _numbers = itertools.count()  # of loaded kernels
 
 
@@ -203,7 +211,9 @@ class CudaLaunch:
         self._is_capturing = runtime.streamIsCapturing
         self._buffers: list[_Arguments] = []
 
-    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
+    def __call__(
+        self, a: int, b: int, c: int, alpha: float, beta: float, stream: int, prepared: int = 0, /
+    ) -> None:
         """Enqueue one launch.
 
         Args:
@@ -213,6 +223,7 @@ class CudaLaunch:
             alpha: Scalar of the product.
             beta: Scalar of C.
             stream: Handle.
+            prepared: Address of what B was prepared into, for a launch that takes it.
 
         Raises:
             DeviceError: The driver refuses the launch.
@@ -226,6 +237,8 @@ class CudaLaunch:
         addresses[0] = a
         addresses[1] = b
         addresses[2] = c
+        if prepared:
+            addresses[4] = prepared
         scalars[0] = alpha
         scalars[1] = beta
         workspaces = None
@@ -283,7 +296,7 @@ class _Arguments:
     """The arguments of one multiplication in memory, and arrays of pointers to them for the driver.
 
     Attributes:
-        addresses: Of A, B, C and the workspace; may be written.
+        addresses: Of A, B, C, the workspace and what B was prepared into; may be written.
         scalars: alpha and beta; may be written.
         launches: Function, grid, block and shared memory of each kernel, and the address of its pointers.
     """
@@ -292,15 +305,15 @@ class _Arguments:
 
     def __init__(self, kernels: Sequence[KernelLaunch], geometries: Sequence[tuple[int, ...]]) -> None:
         names = [name for each in kernels for name in each.arguments]
-        self._memory = (ctypes.c_uint64 * (5 + len(names)))()  # 4 addresses, 2 floats, pointers
+        self._memory = (ctypes.c_uint64 * (6 + len(names)))()  # 5 addresses, 2 floats, pointers
         start = ctypes.addressof(self._memory)
         whole = memoryview(self._memory).cast("B")
-        self.addresses = whole[:32].cast("Q")
-        self.scalars = whole[32:40].cast("f")
+        self.addresses = whole[:40].cast("Q")
+        self.scalars = whole[40:48].cast("f")
         self.launches = []
         for number, name in enumerate(names):
-            self._memory[5 + number] = start + _PLACES[name]
-        following = start + 40
+            self._memory[6 + number] = start + _PLACES[name]
+        following = start + 48
         for each, geometry in zip(kernels, geometries, strict=True):
             self.launches.append((geometry, following))
             following += 8 * len(each.arguments)

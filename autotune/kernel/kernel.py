@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -11,6 +12,7 @@ from autotune.code import cubins
 from autotune.code.compiler import Binary
 from autotune.code.depot import Depot
 from autotune.code.finite import finite_check
+from autotune.code.render import Source
 from autotune.code.sources import rendered
 from autotune.errors import (
     AutotuneError,
@@ -28,6 +30,7 @@ from autotune.kernel.libraries import Taken
 from autotune.kernel.machine import Enqueue, Machine, NoArray
 from autotune.kernel.once import Once
 from autotune.kernel.operands import Operand, lying, row_major, scalar, stream_pointer, strided
+from autotune.kernel.prepared import Prepared, form_of, on_prepared
 from autotune.kernel.short import OF_LIBRARIES, Short, Way, remember
 from autotune.space.space import Config
 from autotune.values.device import Device
@@ -73,6 +76,7 @@ class Kernel:
         self._depot = depot
         self._enqueue = machine.load(choice.source, binary)
         self._variants: Once[Problem, Enqueue] = Once()
+        self._preparations: Once[Problem, tuple[Enqueue, int]] = Once()
         # for the short way
         self.ndarray: Any = machine.ndarray
         self._ordinal = machine.ordinal
@@ -82,6 +86,7 @@ class Kernel:
         self._strides = tuple(row_major(shape) for shape in self._shapes)
         self._bytes = tuple(FLOAT_BYTES * math.prod(shape) for shape in self._shapes)
         self._reads_c = bool(problem.beta)
+        self._form = form_of(choice.space.family, problem, choice.config.get("BN"), machine.ordinal)
         self._short: dict[type, Short] = {}
 
     @left_out
@@ -97,7 +102,8 @@ class Kernel:
 
         Args:
             a: A as stored, `Problem.a_shape` float32: `[m, k]`, or `[k, m]` for layout "t?".
-            b: B as stored, `Problem.b_shape` float32: `[k, n]`, or `[n, k]` for layout "?t".
+            b: B as stored, `Problem.b_shape` float32: `[k, n]`, or `[n, k]` for layout "?t"; or what
+                `prepare` returned for it.
             out: C, `[m, n]` float32, apart from a and b; a new array of the library of ``a`` when not given.
                 In a batch the extent of that comes first; an A or B without it is that of all products.
             alpha: Scalar of the product; at 0 neither A nor B is read, and what is not finite there stays.
@@ -142,6 +148,10 @@ class Kernel:
                         stream = stream_pointer(stream)
                     self._enqueue(a_address, b_address, c_address, alpha, beta, stream)
                     return out
+            if type(b) is Prepared:
+                b.require(self._form)
+                taken = self._machine.take(a, b.b, out, stream)
+                return self.run(taken, out, alpha, beta, prepared=b)
             words = (beta == 0.0,)
             short = self._short.get(type(a))
             if short is not None:
@@ -155,6 +165,38 @@ class Kernel:
                 way = Way.of(self.launcher(taken.a, taken.b, c), taken.a, taken.b, c, c.shape)
                 remember(self._short, taken.library, (a, b, product), words, out is not None, way)
             return product
+        except Exception as error:
+            raise_fault(error)
+            raise
+
+    def prepare(self, b: Any, stream: Any = None) -> Prepared:
+        """Scale and split a B once, for any number of calls that take what is returned in its place.
+
+        Only kernels of math "3xfp16" do; such calls then scale and split A alone. It takes as much memory as
+        B, which must stay, unchanged, as long as what was made of it is used.
+
+        Args:
+            b: B as stored, as for a call.
+            stream: As for a call; calls on other streams must wait for this one.
+
+        Raises:
+            UsageError: This kernel prepares nothing, or the operand has another type, shape or order.
+            ToolchainError: The kernels that do it do not compile.
+        """
+        try:
+            taken = self._machine.take(b, b, None, stream)
+            lead, _, operand = lying("b", taken.b, 1, self.problem)
+            if operand.ordinal != self._ordinal:
+                self._refuse_ordinals(taken)
+            stored = Strided(**vars(self.problem), ldb=lead, align_b=operand.alignment())
+            enqueue, size = self._preparations(stored, lambda: self._preparation(on_prepared(stored)))
+            ordinal, stream = self._ordinal or 0, taken.stream
+            made = taken.library.empty("b", (size // FLOAT_BYTES,), b, ordinal, stream)
+            address = taken.library.view_result(made, stream).address
+            enqueue(0, operand.address, 0, 1.0, 0.0, stream, address)
+            for owner, kept in taken.kept:
+                owner.hold((kept,), ordinal, stream)
+            return Prepared(b, taken.library.result(made, stream), address, self._form)
         except Exception as error:
             raise_fault(error)
             raise
@@ -182,7 +224,15 @@ class Kernel:
             raise_fault(error)
             raise
 
-    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any, shape: tuple[int, ...] | None = None) -> Any:
+    def run(
+        self,
+        taken: Taken,
+        out: Any,
+        alpha: Any,
+        beta: Any,
+        shape: tuple[int, ...] | None = None,
+        prepared: Prepared | None = None,
+    ) -> Any:
         """Check operands, find the variant that can take them, and enqueue it, as `__call__` does.
 
         Args:
@@ -191,6 +241,7 @@ class Kernel:
             alpha: Scalar of the product.
             beta: Scalar of C as it was.
             shape: Of a C that is made, with as many elements as the problem's; None for the problem's.
+            prepared: What was made of B, to be used in its place.
 
         Raises:
             UsageError: As for `__call__`.
@@ -215,8 +266,11 @@ class Kernel:
         if alpha == 0.0:
             problem = self.problem if self._takes(a, b, c) else strided(self.problem, a, b, c)
             self._scale(problem, c.address, beta, stream)
-        else:
+        elif prepared is None:
             self.launcher(a, b, c)(a.address, b.address, c.address, alpha, beta, stream)
+        else:
+            variant = self._variant(on_prepared(strided(self.problem, a, b, c)))
+            variant(a.address, b.address, c.address, alpha, beta, stream, prepared.address)
         for owner, kept in held:
             owner.hold((kept,), ordinal or 0, stream)
         return out if made is None else library.result(made, stream)
@@ -267,19 +321,44 @@ class Kernel:
             UsageError: No variant of the config can take them.
             ToolchainError: The variant does not compile.
         """
+        source = self._rendered(problem)
+        if source.text == self.source:
+            return self._enqueue
+        remedy = ": pass arrays without gaps between rows"
+        return loaded(source, self._machine, self._depot, f"the variant for {problem}", remedy)
+
+    def _rendered(self, problem: Problem) -> Source:
+        """Fit the config to a problem and render it.
+
+        Raises:
+            UsageError: No variant of the config can take its operands.
+        """
         device, space = self.device, self._choice.space
         try:
             config = space.fitted(self.config, problem, device)
-            source = rendered(space, config, problem, device, depot=self._depot)
+            return rendered(space, config, problem, device, depot=self._depot)
         except (ConfigError, SpaceError) as error:
             raise UsageError(
                 f"no variant of this kernel takes {problem}: pass arrays without gaps between rows, "
                 f"at multiples of 16 bytes ({error})"
             ) from None
-        if source.text == self.source:
-            return self._enqueue
-        remedy = ": pass arrays without gaps between rows"
-        return loaded(source, self._machine, self._depot, f"the variant for {problem}", remedy)
+
+    def _preparation(self, problem: Problem) -> tuple[Enqueue, int]:
+        """Return the launch that prepares a B, and the bytes that it takes.
+
+        Raises:
+            UsageError: The family prepares none.
+            ToolchainError: It does not compile.
+        """
+        source = self._rendered(problem)
+        launch = self._choice.space.preparation(source.config, problem, self.device)
+        if launch is None:
+            raise UsageError(
+                f"a kernel of {source.family} prepares nothing: pass b itself, or get a kernel by "
+                "best_kernel(..., math='3xfp16')"
+            )
+        what = f"what prepares B for {problem}"
+        return loaded(replace(source, launch=launch), self._machine, self._depot, what), launch.prepared_bytes
 
     def __copy__(self) -> Self:
         return self
@@ -314,10 +393,18 @@ class CheckedKernel(Kernel):
         self.ndarray = NoArray
         self._checks: Once[Problem, Enqueue] = Once()
 
-    def run(self, taken: Taken, out: Any, alpha: Any, beta: Any, shape: tuple[int, ...] | None = None) -> Any:
+    def run(
+        self,
+        taken: Taken,
+        out: Any,
+        alpha: Any,
+        beta: Any,
+        shape: tuple[int, ...] | None = None,
+        prepared: Prepared | None = None,
+    ) -> Any:
         """Look at the operands, then do what `Kernel.run` does, with the kernel that they need."""
         run = super().run if scalar("alpha", alpha) == 0.0 or self._finite(taken) else self.strict.run
-        return run(taken, out, alpha, beta, shape)
+        return run(taken, out, alpha, beta, shape, prepared)
 
     def _finite(self, taken: Taken) -> bool:
         """Return whether both operands are finite; those of another GPU, which `run` refuses, count as such.

@@ -14,7 +14,9 @@ from autotune.values.device import Device
 class Enqueue(Protocol):
     """A loaded kernel: one call starts one launch."""
 
-    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
+    def __call__(
+        self, a: int, b: int, c: int, alpha: float, beta: float, stream: int, prepared: int = 0, /
+    ) -> None:
         """Start one launch on addresses."""
 
 

@@ -86,7 +86,9 @@ class SimulatedLaunch:
         self._source = source
         self._ptx = binary.ptx
 
-    def __call__(self, a: int, b: int, c: int, alpha: float, beta: float, stream: int) -> None:
+    def __call__(
+        self, a: int, b: int, c: int, alpha: float, beta: float, stream: int, prepared: int = 0, /
+    ) -> None:
         """Execute one launch on operands in host memory.
 
         Args:
@@ -96,6 +98,7 @@ class SimulatedLaunch:
             alpha: Scalar of the product.
             beta: Scalar of C.
             stream: Ignored.
+            prepared: Address of what B was prepared into, for a launch that takes it.
 
         Raises:
             SimulationFault: The kernel did something that no CUDA kernel may do.
@@ -115,6 +118,8 @@ class SimulatedLaunch:
             for name, (address, (rows, columns), lead, stride) in facts.items()
             if name in taken
         }
+        if "prepared" in taken:
+            places["prepared"] = prepared, launch.prepared_bytes // FLOAT_BYTES
         scalars: dict[Argument, np.float32] = {"alpha": np.float32(alpha), "beta": np.float32(beta)}
         run_launch(
             self._ptx,

@@ -41,7 +41,11 @@ from autotune.values.problem import Math, Problem
 
 UNIT_ROUNDOFF = 2.0**-24
 BOUND_FACTOR = 4.0
-PRODUCT_ERROR: dict[Math, float] = {"ffma": 0.0, "3xtf32": 14.0}  # of one product, in u, beyond its rounding
+PRODUCT_ERROR: dict[Math, float] = {
+    "ffma": 0.0,
+    "3xtf32": 14.0,
+    "3xfp16": 14.0,
+}  # of one product, in u, beyond its rounding
 SCALAR_STEPS = 16  # alpha and beta are odd multiples of 1/16: exact in float32, never 0 or 1
 
 

@@ -191,7 +191,7 @@ def _embedded(export: Export) -> str:
     start = source.text.index("__global__")
     named = source.text[start:]
     for each in source.launch.kernels:
-        named = re.sub(rf"\b{re.escape(each.entry)}(?=\s*\()", export.kernel(each.entry), named, count=1)
+        named = re.sub(rf"\b{re.escape(each.entry)}(?=\s*[(;])", export.kernel(each.entry), named)
     return (source.text[:start] + named).rstrip("\n")
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
 from autotune.space.file import Heading, read_heading, read_space_file
-from autotune.space.statements import FACTS, LIMITS, Rule, SpaceFile, Value, check_choice
+from autotune.space.statements import FACTS, LIMITS, Before, Rule, SpaceFile, Value, check_choice
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
-from autotune.values.measurement import KernelLaunch, Launch
+from autotune.values.measurement import ARGUMENTS, Argument, KernelLaunch, Launch
 from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
@@ -133,6 +133,15 @@ class NothingLegal(SpaceError):
         super().__init__(message)
 
 
+class Fitted(NamedTuple):
+    """A config of a space for a problem."""
+
+    space: Space
+    config: Config
+    problem: Problem
+    device: Device
+
+
 class Space:
     """A family's parameters, derived quantities, rules, launch geometry and presets.
 
@@ -151,6 +160,7 @@ class Space:
         self.path = file.path
         self.origin = file.origin
         self.template = file.template
+        self._last_fallback: tuple[Problem, Device, Fitted] | None = None
         # Rendering asks for one config's numbers four times; they take as long as the template.
         self._last: tuple[Config | None, Problem | None, Device | None, dict[str, Any]] = (
             None,
@@ -436,13 +446,64 @@ class Space:
         block = (threads // block_y, block_y, 1)
         scratch_bytes = 0 if file.scratch_bytes is None else int(file.scratch_bytes(numbers))
         product = Launch.of(self.family, (blocks, grid_y, grid_z), block, shared_bytes, workspace_bytes)
-        before = (
-            KernelLaunch(each.entry, (blocks, 1, 1), (threads, 1, 1), shared_bytes, each.arguments)
-            for each in file.before
-            for blocks, threads, shared_bytes in [[int(part(numbers)) for part in each.launch]]
-            if blocks
-        )
-        return Launch((*before, *product.kernels), workspace_bytes, scratch_bytes)
+        prepared_bytes = self._prepared_bytes(problem, numbers)
+        fallback = self.fallback(problem, device)
+        last = (() if fallback is None else fallback.space.launch(*fallback[1:]).kernels) + product.kernels
+        if fallback is not None or prepared_bytes:
+            arguments: tuple[Argument, ...] = (*ARGUMENTS, "prepared") if prepared_bytes else ARGUMENTS
+            last = tuple(replace(each, arguments=arguments) for each in last)
+        kernels = (*_launched(file.before, numbers), *last)
+        return Launch(kernels, workspace_bytes, scratch_bytes, prepared_bytes)
+
+    def preparation(self, config: Config, problem: Problem, device: Device) -> Launch | None:
+        """Return what prepares a B for any number of products; None where the family prepares none."""
+        numbers = self._numbers(config, problem, device)
+        size = self._prepared_bytes(problem, numbers)
+        return Launch((*_launched(self._file.prepare, numbers),), prepared_bytes=size) if size else None
+
+    def _prepared_bytes(self, problem: Problem, numbers: Mapping[str, Any]) -> int:
+        stated = self._file.prepared_bytes
+        return int(stated(numbers)) if problem.prepared and stated is not None else 0
+
+    @cached_property
+    def fallback_space(self) -> Space | None:
+        """The family whose kernel computes what this one's leaves, decided on the device; None for none."""
+        return None if self._file.fallback is None else Space.load(self._file.fallback.family)
+
+    def fallback(self, problem: Problem, device: Device) -> Fitted | None:
+        """Return a config of `fallback_space` for a problem, the first preset that fits; None without one.
+
+        Raises:
+            NothingLegal: None fits.
+        """
+        space = self.fallback_space
+        if space is None:
+            return None
+        if self._last_fallback is None or self._last_fallback[:2] != (problem, device):
+            stored: dict[str, Any] = {"prepared": 0} if problem.prepared else {}
+            left = replace(problem, math=space.math, **stored)
+            config = next(
+                filter(None, (space._fits(preset, left, device) for preset in space.presets.values())), None
+            )
+            if config is None:
+                space.fitted(next(iter(space.presets.values())), left, device)  # which says why not
+            assert config is not None
+            self._last_fallback = (problem, device, Fitted(space, config, left, device))
+        return self._last_fallback[2]
+
+    def _fits(self, config: Config, problem: Problem, device: Device) -> Config | None:
+        try:
+            return self.fitted(config, problem, device)
+        except NothingLegal:
+            return None
+
+    def gate(self, problem: Problem) -> tuple[str, str]:
+        """Return what the kernel of `fallback_space` asks first, and the parameters that it has for that."""
+        if self._file.fallback is None:
+            return "", ""
+        names = ["workspace", "prepared"][: 1 + problem.prepared]
+        parameters = ", ".join(f"float* {name}" for name in names)
+        return f"{self._file.fallback.unless}({', '.join(names)})", f",\n    {parameters}"
 
     @property
     def math(self) -> Math:
@@ -535,6 +596,14 @@ def _facts(codes: Mapping[str, int], problem: Problem, device: Device) -> dict[s
     numbers = {name: int(getattr(problem, name)) for name in FACTS if name not in words}
     limits = {name: int(getattr(device, name)) for name in LIMITS}
     return {**numbers, **{name: codes[word] for name, word in words.items()}, **limits}
+
+
+def _launched(kernels: Sequence[Before], numbers: Mapping[str, Any]) -> Iterator[KernelLaunch]:
+    """Yield those kernels that have blocks."""
+    for each in kernels:
+        blocks, threads, shared_bytes = (int(part(numbers)) for part in each.launch)
+        if blocks:
+            yield KernelLaunch(each.entry, (blocks, 1, 1), (threads, 1, 1), shared_bytes, each.arguments)
 
 
 class _Tree:

@@ -8,19 +8,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast, get_args
 
 from autotune.errors import SpaceError
 from autotune.outside import printable, shown
 from autotune.space.expression import FUNCTIONS, Expression
-from autotune.values.measurement import ARGUMENTS, Argument
+from autotune.values.measurement import Argument
 from autotune.values.problem import MATHS
 
 Value = int | str
 FACTS = (
     *("m", "n", "k", "lda", "ldb", "ldc", "align_a", "align_b", "align_c"),
     *("batch", "stride_a", "stride_b", "stride_c"),
-    *("beta", "math", "layout_a", "layout_b"),
+    *("beta", "math", "layout_a", "layout_b", "prepared"),
 )
 LIMITS = (
     "capability",
@@ -37,23 +37,28 @@ LIMITS = (
 LAUNCH = ("grid", "block", "shared_bytes")
 OPTIONAL = (  # may be left out of [launch]
     *("grid_y", "grid_z", "block_y"),
-    *("workspace_bytes", "scratch_bytes"),
+    *("workspace_bytes", "scratch_bytes", "prepared_bytes"),
 )
 SERVES = ("math", "when")
-TEMPLATE_NAMES = ("family", "config_id", "template_digest", "layout")  # what rendering adds
+FALLBACK = ("family", "unless")
+TEMPLATE_NAMES = (  # what rendering adds
+    *("family", "config_id", "template_digest", "layout"),
+    *("fallback", "gate", "gate_parameters"),
+)
 _KEYS = {
     "parameters": ("values", "known", "meaning"),
     "derived": ("expr", "meaning"),
     "constraints": ("expr", "reason"),
     "search": ("expr", "reason"),
     "before": (*LAUNCH, "arguments"),
+    "prepare": (*LAUNCH, "arguments"),
 }
 _ADAPTS = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
     *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
     *("unroll_stages", "fragment_pipeline", "min_blocks"),
 )
 HEAD = ("family", "summary", "model", "adapts", "uses", "serves")
-_SECTIONS = (*HEAD, "extends", "template", *_KEYS, "launch", "presets", "ladder")
+_SECTIONS = (*HEAD, "extends", "template", "fallback", *_KEYS, "launch", "presets", "ladder")
 _WORD_FACTS: dict[str, tuple[str, ...]] = {"math": MATHS, "layout_a": ("n", "t"), "layout_b": ("n", "t")}
 _LARGEST_VALUE = 2**31 - 1
 _ONE_PRODUCT = {"expr": "batch == 1", "reason": "without grid_z in [launch] a family computes no batches"}
@@ -66,6 +71,13 @@ class Rule(NamedTuple):
     expression: Expression
     reason: str
     narrows: bool  # False: the kernel would be wrong or not start; True: legal, but not worth a search's time
+
+
+class Fallback(NamedTuple):
+    """A family whose kernel computes what that of another one leaves, decided on the device."""
+
+    family: str
+    unless: str  # a function of the template that its kernel calls first, to return where nothing was left
 
 
 class Before(NamedTuple):
@@ -101,7 +113,10 @@ class SpaceFile:
         block_y: Rows into which the threads of a block are arranged; None for one.
         workspace_bytes: Bytes of workspace that a launch needs; None for none.
         scratch_bytes: How many of them, the last, need not be zero before the first launch; None for none.
+        prepared_bytes: Bytes of a B that is prepared for any number of products; None where none can be.
         before: Kernels that are launched before that of the product.
+        prepare: Kernels that prepare a B.
+        fallback: The family that computes what this one's kernel leaves; None for none.
         serves: Arithmetic that the family computes when nothing else is asked for; None for no such family.
         serves_when: Problems and devices that it serves; None for all.
         presets: Name to a choice for every parameter, however it was stated.
@@ -131,7 +146,10 @@ class SpaceFile:
     block_y: Expression | None
     workspace_bytes: Expression | None
     scratch_bytes: Expression | None
+    prepared_bytes: Expression | None
     before: tuple[Before, ...]
+    prepare: tuple[Before, ...]
+    fallback: Fallback | None
     serves: str | None
     serves_when: Expression | None
     presets: dict[str, dict[str, Value]]
@@ -201,7 +219,8 @@ class Reader:
             self._require_free(name, "derived")
             self.derived[name] = self._expression(entry, "expr", f"derived.{name}")
             self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
-        launch, before = self._table("launch"), self._table("before")
+        launch, before, prepare = (self._table(name) for name in ("launch", "before", "prepare"))
+        fallback = self._fallback()
         rules, narrowing = (
             tuple(self._rule(section, name, entry) for name, entry in self._table(section).items())
             for section in ("constraints", "search")
@@ -216,6 +235,7 @@ class Reader:
             sorted((part, " ".join(str(entry).split())) for part, entry in launch.items()),
             list(presets.items()),
             *(sorted(entry.items()) for entry in before.values()),
+            *(() if fallback is None else (fallback.family,)),
         )
         if "grid_z" not in launch:
             rules += (self._rule("constraints", "one_product", _ONE_PRODUCT),)
@@ -239,7 +259,9 @@ class Reader:
                 part: self._expression(launch, part, "launch") if part in launch else None
                 for part in OPTIONAL
             },
-            before=tuple(self._before(name, entry) for name, entry in before.items()),
+            before=tuple(self._before("before", name, entry) for name, entry in before.items()),
+            prepare=tuple(self._before("prepare", name, entry) for name, entry in prepare.items()),
+            fallback=fallback,
             serves=serves,
             serves_when=serves_when,
             presets=presets,
@@ -332,14 +354,22 @@ class Reader:
         reason = self._text(entry, "reason", f"{place}.reason")
         return Rule(name, self._expression(entry, "expr", place), reason, narrows=section == "search")
 
-    def _before(self, name: str, entry: dict[str, Any]) -> Before:
-        place = f"before.{name}"
+    def _fallback(self) -> Fallback | None:
+        table = self._table("fallback")
+        if not table:
+            return None
+        named = (self._text(table, key, f"fallback.{key}") for key in FALLBACK)
+        return Fallback(*(self._name(name, "fallback") for name in named))
+
+    def _before(self, section: str, name: str, entry: dict[str, Any]) -> Before:
+        place = f"{section}.{name}"
         arguments = tuple(self._text(entry, "arguments", f"{place}.arguments").split())
-        unknown = [each for each in arguments if each not in ARGUMENTS]
+        unknown = [each for each in arguments if each not in get_args(Argument)]
         if unknown:
-            self._refuse(f"{place}.arguments: {shown(unknown[0])} is none of {', '.join(ARGUMENTS)}")
+            known = ", ".join(get_args(Argument))
+            self._refuse(f"{place}.arguments: {shown(unknown[0])} is none of {known}")
         launch = tuple(self._expression(entry, part, place) for part in LAUNCH)
-        return Before(self._name(name, "before"), launch, cast(tuple[Argument, ...], arguments))
+        return Before(self._name(name, section), launch, cast(tuple[Argument, ...], arguments))
 
     def _presets(self, family: str) -> dict[str, dict[str, Value]]:
         """Read the presets; one with ``from``, a preset above it, states only how it differs from that."""
@@ -392,6 +422,8 @@ class Reader:
             self._require_keys(table, (*LAUNCH, *OPTIONAL), section)
         if section == "serves":
             self._require_keys(table, SERVES, section)
+        if section == "fallback":
+            self._require_keys(table, FALLBACK, section)
         for name, entry in table.items() if section in _KEYS else ():
             if not isinstance(entry, dict):
                 self._refuse(f"{section}.{name} must be a table, not {shown(entry)}")

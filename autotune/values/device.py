@@ -101,8 +101,9 @@ class Device:
 
     def peak(self, math: Math) -> float:
         """Peak of an arithmetic, GFLOP/s of 2mnk; 0 if the clock is unknown or there is no such unit."""
-        if math == "3xtf32":  # three products for each
-            return 2e-3 * self.sm_count * self.tf32_multiplies_per_sm * self.clock_mhz / 3
+        if math != "ffma":  # three products for each; FP16 has twice the rate of TF32
+            multiplies = self.tf32_multiplies_per_sm * (2 if math == "3xfp16" else 1)
+            return 2e-3 * self.sm_count * multiplies * self.clock_mhz / 3
         return self.peak_gflops
 
     def shortage(self, problem: Problem) -> str:

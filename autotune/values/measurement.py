@@ -12,8 +12,8 @@ from autotune.values.limits import Count, Limit, Milliseconds, Name, Quantiles, 
 
 L2 = Literal["warm", "cold"]
 Method = Literal["back-to-back", "graph"]
-Argument = Literal["alpha", "a", "b", "beta", "c", "workspace"]
-ARGUMENTS: tuple[Argument, ...] = get_args(Argument)
+Argument = Literal["alpha", "a", "b", "beta", "c", "workspace", "prepared"]
+ARGUMENTS: tuple[Argument, ...] = get_args(Argument)[:-1]  # of a product that works in a workspace
 Clocks = Mapping[Name, Scalar | tuple[Scalar, ...]]
 PowerBy = Literal["energy counter", "power readings"]
 
@@ -32,7 +32,7 @@ class KernelLaunch:
         block: Threads of a block in x, y, z.
         shared_bytes: Dynamic shared memory of a block.
         arguments: What it takes, in the order of its parameters: scalars, and addresses of the operands as
-            stored and of the workspace.
+            stored, of the workspace, and of what B was prepared into.
     """
 
     entry: Name
@@ -51,6 +51,7 @@ class Launch:
         workspace_bytes: Device memory that the kernels work in, for one multiplication at a time; 0 for none.
         scratch_bytes: So many of its last bytes may hold anything; all others are zero before the first
             multiplication.
+        prepared_bytes: Device memory that B is prepared into, by this launch or by one before; 0 for none.
 
     Raises:
         RecordError: There is no kernel, or the workspace is taken by none, or has no size.
@@ -59,6 +60,7 @@ class Launch:
     kernels: tuple[KernelLaunch, ...]
     workspace_bytes: Count = 0
     scratch_bytes: Annotated[int, Limit(least=0, omitted=True)] = 0
+    prepared_bytes: Annotated[int, Limit(least=0, omitted=True)] = 0
 
     def __post_init__(self) -> None:
         if not self.kernels:

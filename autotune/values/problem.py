@@ -10,7 +10,7 @@ from autotune.errors import ProblemError
 from autotune.values.limits import Limit
 
 Layout = Literal["nn", "nt", "tn", "tt"]
-Math = Literal["ffma", "3xtf32"]
+Math = Literal["ffma", "3xtf32", "3xfp16"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 MATHS: tuple[Math, ...] = get_args(Math)
 ANY = "any"  # asks for the fastest of `MATHS`; no problem and no record has it
@@ -35,7 +35,8 @@ class Problem:
             "nn": A `[m, k]`, B `[k, n]`; "tn": A `[k, m]`; "nt": B `[n, k]`.
         beta: 0 never reads C (it may hold NaN); 1 reads C and accepts any beta.
         math: "ffma": FP32 fused multiply-adds on the CUDA cores; "3xtf32": three TF32 products for each of
-            FP32 on the tensor cores, summed in FP32 (README, "FP32 on tensor cores").
+            FP32 on the tensor cores, summed in FP32; "3xfp16": three FP16 products of scaled operands,
+            likewise (docs/tensor-cores.md).
         batch: Products of these shapes, computed by one launch; 1 to 2^31 - 1.
 
     Raises:
@@ -133,6 +134,11 @@ class Problem:
         return MAX_ALIGN
 
     @property
+    def prepared(self) -> int:
+        """1 where B comes as `autotune.Kernel.prepare` returns it."""
+        return 0
+
+    @property
     def flops(self) -> int:
         """Floating-point operations, 2 m n k a product: one multiplication and one addition per term."""
         return 2 * self.batch * self.m * self.n * self.k
@@ -207,6 +213,7 @@ class Strided(Problem):
     align_a: int = MAX_ALIGN
     align_b: int = MAX_ALIGN
     align_c: int = MAX_ALIGN
+    prepared: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
