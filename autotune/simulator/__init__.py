@@ -41,7 +41,7 @@ from autotune.simulator.arguments import (
     whole,
 )
 from autotune.simulator.counters import Counters
-from autotune.simulator.faults import Fault, FaultKind, SimulationFault, Stop, UnsupportedPTX
+from autotune.simulator.faults import Fault, FaultKind, SimulationFault, UnsupportedPTX
 from autotune.simulator.machine import MAX_SECONDS, MAX_STEPS, Machine
 from autotune.simulator.program import load_program
 
@@ -152,7 +152,7 @@ def run_ptx(
         faults: tuple[Fault, ...] = ()
         try:
             machine.run()
-        except Stop as stop:
+        except SimulationFault as stop:
             faults = (stop.fault,)
     except MemoryError:
         raise UsageError(

@@ -16,7 +16,7 @@ def _decrement(old: Any, limit: Any) -> Any:
     return limit if old == 0 or old > limit else old - old.dtype.type(1)
 
 
-_UFUNCS: dict[str, Any] = {
+UFUNCS: dict[str, Any] = {
     "add": np.add,
     "min": np.minimum,
     "max": np.maximum,
@@ -25,7 +25,7 @@ _UFUNCS: dict[str, Any] = {
     "xor": np.bitwise_xor,
 }
 _STEPS: dict[str, Callable[..., Any]] = {
-    **_UFUNCS,
+    **UFUNCS,
     "exch": lambda old, new: new,
     "cas": lambda old, expected, new: new if old == expected else old,
     "inc": _increment,
@@ -46,12 +46,12 @@ def apply_atomic(operation: str, memory: Any, index: Any, operands: list[Any], w
     Returns:
         The value each lane found, ``[lanes]``; None if not wanted.
     """
-    if operation in _UFUNCS and not wanted:
-        _UFUNCS[operation].at(memory, index, operands[0])
+    if operation in UFUNCS and not wanted:
+        UFUNCS[operation].at(memory, index, operands[0])
         return None
-    if operation in _UFUNCS and len(np.unique(index)) == len(index):
+    if operation in UFUNCS and len(np.unique(index)) == len(index):
         old = memory[index]
-        memory[index] = _UFUNCS[operation](old, operands[0])
+        memory[index] = UFUNCS[operation](old, operands[0])
         return old
     step = _STEPS[operation]
     old = np.empty(len(index), memory.dtype)

@@ -164,6 +164,6 @@ class BulkCopies(Printing):
             found = Pattern(shared, who, np.array([place]))
             found.words, found.lane = words, np.full(len(words), lane)
             found.who, found.blocks = self.lanes.thread[found.lane], self.lanes.block[found.lane]
-            self.races.write(self.races.touch(to, found), False, self.mbarriers.ticket(slot))
+            self.races.write(self.races.touch(to, found), False, self.mbarriers.tickets(slot))
         self.shared.storage[place : place + size] = region.data[stop - size : stop]
         self._completed(self.mbarriers.transfer(slot, size))

@@ -22,6 +22,7 @@ SHARED_REQUESTS = "smsp__inst_executed_op_shared_{}.sum"
 SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 SHARED_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
 _KINDS = ("ld", "st", "atom", "ldgsts")
+_TRAFFIC = (GLOBAL_REQUESTS, GLOBAL_SECTORS, SHARED_REQUESTS, SHARED_WAVEFRONTS, SHARED_CONFLICTS)
 _FLOAT_METRICS = {"fma": FFMA, "add": FADD, "sub": FADD, "mul": FMUL}
 METRICS = (
     INSTRUCTIONS,
@@ -29,12 +30,7 @@ METRICS = (
     FFMA,
     FADD,
     FMUL,
-    *(metric.format(kind) for metric in (GLOBAL_REQUESTS, GLOBAL_SECTORS) for kind in _KINDS),
-    *(
-        metric.format(kind)
-        for metric in (SHARED_REQUESTS, SHARED_WAVEFRONTS, SHARED_CONFLICTS)
-        for kind in _KINDS
-    ),
+    *(metric.format(kind) for metric in _TRAFFIC for kind in _KINDS),
 )
 
 

@@ -114,9 +114,7 @@ class Emitter:
         """Return the name of a constant of a PTX type."""
         bits = TYPE_BITS[kind]
         if kind[0] in "bus" and kind != "bf16":
-            value = int(value) & ((1 << bits) - 1)
-            if kind[0] == "s" and value >> (bits - 1):
-                value -= 1 << bits
+            value = np.array(int(value) & (1 << bits) - 1, f"u{bits // 8}").view(DTYPES[kind])[()]
         return self._named(DTYPES[kind](value))
 
     def _named(self, value: Any) -> str:
@@ -152,16 +150,11 @@ class Emitter:
             return value if kind in ("u32", "b32") else f"{value}.astype({np.dtype(DTYPES[kind]).name})"
         if operand in self.kernel.symbols:
             return self.symbol(operand, kind)
-        if operand[:2] in ("0f", "0F"):
-            bits = int(operand[2:], 16)
-            if kind[0] == "f":
-                return self._named(DTYPES[kind](np.uint32(bits).view(np.float32)))
-            return self.constant(bits, kind)
-        if operand[:2] in ("0d", "0D"):
-            bits = int(operand[2:], 16)
-            if kind[0] == "f":
-                return self._named(DTYPES[kind](np.uint64(bits).view(np.float64)))
-            return self.constant(bits, kind)
+        if operand[:2].lower() in ("0f", "0d"):
+            bits, size = int(operand[2:], 16), 4 if operand[1] in "fF" else 8
+            if kind[0] != "f":
+                return self.constant(bits, kind)
+            return self._named(DTYPES[kind](np.array(bits, f"u{size}").view(f"f{size}")[()]))
         number = integer(operand)
         return self.constant(number != 0 if kind == "pred" else number, kind)
 

@@ -95,18 +95,10 @@ class Notes:
     def __init__(self) -> None:
         self._found: dict[tuple[FaultKind, int | None], Fault] = {}
 
-    def add(self, stop: Stop) -> None:
+    def add(self, stop: SimulationFault) -> None:
         """Keep what would have stopped the kernel."""
         self._found.setdefault((stop.fault.kind, stop.fault.line), stop.fault)
 
     def all(self) -> tuple[Fault, ...]:
         """Return them in the order in which they were found."""
         return tuple(self._found.values())
-
-
-class Stop(Exception):
-    """Carries the first fault out of the generated code; it never leaves this package."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(str(fault))
-        self.fault = fault

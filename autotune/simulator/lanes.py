@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotune.simulator.faults import Fault, FaultKind, Stop
+from autotune.simulator.faults import Fault, FaultKind, SimulationFault
 from autotune.values.lazy import cached_property
 
 if TYPE_CHECKING:
@@ -92,9 +92,24 @@ class Lanes:
         """Return threadIdx of a linear thread index."""
         return _unflatten(thread, self.block_shape)
 
+    def check_offsets(self, access: Access, offsets: Any, size: int, lanes: Any, space: str) -> None:
+        """Refuse offsets outside shared memory or a stack, and misaligned ones."""
+        outside = (offsets < 0) | (offsets + access.size > size)
+        crooked = offsets & (access.size - 1) != 0
+        bad = outside if outside.any() else crooked
+        if bad.any():
+            where = int(np.argmax(bad))
+            memory, has = "shared memory", "of which the block has"
+            if space == "local":
+                memory, has = "the thread's stack", "which has"
+            kind: FaultKind = "misaligned" if bad is crooked else "out-of-bounds"
+            what = f"an address that is no multiple of {access.size}" if bad is crooked else f"{has} {size}"
+            why = f"of {access.size} bytes at byte {offsets[where]} of {memory}, {what}"
+            raise self.refuse(access, kind, why, int(lanes[where]), int(offsets[where]), space)
+
     def refuse(
         self, access: Access, kind: FaultKind, why: str, lane: int, address: int | None, where: str | None
-    ) -> Stop:
+    ) -> SimulationFault:
         """Return the exception that ends the simulation with a fault of one lane's access."""
         return self.stop(kind, f"{access.opcode} {why}", access.line, lane, address, where)
 
@@ -106,10 +121,10 @@ class Lanes:
         lane: int,
         address: int | None = None,
         where: str | None = None,
-    ) -> Stop:
+    ) -> SimulationFault:
         """Return the exception that ends the simulation with a fault of one lane."""
         block, thread = self.place(lane)
-        return Stop(Fault(kind, message, line or None, block, thread, address, where))
+        return SimulationFault(Fault(kind, message, line or None, block, thread, address, where))
 
 
 class Registers:

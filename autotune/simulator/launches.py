@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from autotune.simulator import MAX_SECONDS, MAX_STEPS, Report, run_ptx
+from autotune.simulator import Report, run_ptx
 from autotune.values.measurement import Argument, Launch
 from autotune.values.problem import FLOAT_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Options(TypedDict, total=False):
+    """What `run_launch` passes on to `run_ptx`."""
+
+    checks: bool
+    counters: bool
+    max_steps: int
+    max_seconds: float
 
 
 def workspace_of(launch: Launch) -> dict[Argument, NDArray[np.float32]]:
@@ -29,11 +38,8 @@ def run_launch(
     launch: Launch,
     values: Mapping[Argument, NDArray[Any] | int | float | np.generic],
     *,
-    checks: bool = True,
-    counters: bool = False,
-    max_steps: int = MAX_STEPS,
-    max_seconds: float = MAX_SECONDS,
     c_unwritten: bool = False,
+    **options: Unpack[Options],
 ) -> Report:
     """Execute a launch on NumPy arrays, which it changes in place; see `run_ptx`.
 
@@ -41,11 +47,8 @@ def run_launch(
         ptx: With all kernels of the launch.
         launch: What is launched, and how.
         values: Of each argument that a kernel takes; of a pointer the array.
-        checks: Look for races and the like.
-        counters: Count instructions and memory traffic.
-        max_steps: Limit of basic blocks of each kernel.
-        max_seconds: Limit of CPU time of each kernel.
         c_unwritten: C counts as never written for the first kernel that takes it.
+        options: Of `run_ptx`; limits are those of each kernel.
 
     Returns:
         The report of the last kernel that was executed: of the product, or of the first with a fault.
@@ -65,11 +68,8 @@ def run_launch(
             each.block,
             [values[name] for name in each.arguments],
             shared_bytes=each.shared_bytes,
-            checks=checks,
-            counters=counters,
-            max_steps=max_steps,
-            max_seconds=max_seconds,
             unwritten=unwritten,
+            **options,
         )
         if report.faults:
             break

@@ -12,7 +12,7 @@ import numpy as np
 from autotune.simulator.atomics import apply_atomic
 from autotune.simulator.counters import Tally
 from autotune.simulator.emitter import LOCAL_WINDOW, SHARED_WINDOW, Access
-from autotune.simulator.faults import FaultKind, Notes
+from autotune.simulator.faults import Notes
 from autotune.simulator.lanes import WARP, Lanes, Registers
 from autotune.simulator.memory import GlobalMemory, Region, gather, scatter
 from autotune.simulator.races import RaceDetector
@@ -296,15 +296,7 @@ class LoadStore(Registers):
     def _local_offsets(self, access: Access, address: Any, active: Any) -> Any:
         lanes = self.lanes.index if active is None else active
         offsets = displaced(address, access.offset)
-        outside = (offsets < 0) | (offsets + access.size > self.local_bytes)
-        crooked = offsets % access.size != 0
-        if outside.any() or crooked.any():
-            where = int(np.argmax(outside if outside.any() else crooked))
-            offset = int(offsets[where])
-            why = f"of {access.size} bytes at byte {offset} of the thread's stack"
-            why += f", which has {self.local_bytes}" if outside[where] else ""
-            kind: FaultKind = "out-of-bounds" if outside[where] else "misaligned"
-            raise self.lanes.refuse(access, kind, why, int(lanes[where]), offset, "local")
+        self.lanes.check_offsets(access, offsets, self.local_bytes, lanes, "local")
         return offsets + lanes * self._local_stride
 
     def _by_window(self, active: Any, address: Any) -> list[tuple[str, Any, Any]]:

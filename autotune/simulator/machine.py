@@ -11,7 +11,7 @@ import numpy as np
 from autotune.errors import AutotuneError, UsageError
 from autotune.simulator import warp
 from autotune.simulator.counters import Tally
-from autotune.simulator.faults import Stop, UnsupportedPTX
+from autotune.simulator.faults import SimulationFault, UnsupportedPTX
 from autotune.simulator.lanes import WARP, Extent, Lanes, bytes_per_lane
 from autotune.simulator.memory import GlobalMemory
 from autotune.simulator.program import Program
@@ -74,14 +74,14 @@ class Machine(Warpgroups):
         self._at = 0  # the basic block that runs
         self.races = None
         if checks:
-            unit = program.global_unit
-            self.races = RaceDetector(program.orders_blocks, program.syncs_warps, unit, self.notes)
+            syncs, unit = "bar.warp.sync" in program.uses, program.global_unit
+            self.races = RaceDetector(program.orders_blocks, syncs, unit, self.notes)
 
     def run(self) -> None:
         """Run every block of the grid.
 
         Raises:
-            Stop: The first fault, or a limit was reached.
+            SimulationFault: The first fault, or a limit was reached.
             UsageError: One block needs too much memory.
             UnsupportedPTX: A statement makes no sense to NumPy: operands of types that no compiler combines.
         """
@@ -94,7 +94,7 @@ class Machine(Warpgroups):
                 self._look_at_clock(0)
                 try:
                     self._execute()
-                except (AutotuneError, Stop, MemoryError):
+                except (AutotuneError, MemoryError):
                     raise
                 except Exception as error:
                     line = self.program.line_of(self._at)
@@ -129,13 +129,12 @@ class Machine(Warpgroups):
             self.shared = SharedMemory(self.lanes, self.shared_bytes, unit, self.checks, counters)
         self.shared.clear(self.lanes)
         self.async_copies = AsyncCopies(self.lanes.count)
-        self.mbarriers = (
-            MBarriers(self.lanes, len(self.shared.storage)) if self.program.uses_mbarriers else None
-        )
-        self.wgmmas = Wgmmas(self.lanes) if self.program.uses_wgmma else None
+        uses, size = self.program.uses, len(self.shared.storage)
+        self.mbarriers = MBarriers(self.lanes, size) if "mbarrier" in uses else None
+        self.wgmmas = Wgmmas(self.lanes) if "wgmma" in uses else None
         if self.races is not None:
             self.races.begin(self.lanes, self.shared, self.async_copies, self.mbarriers)
-            if self.program.uses_wgmma:
+            if self.wgmmas is not None:
                 self.races.proxies = Proxies(self.lanes, self.shared, self.async_copies, self.notes)
 
     def _execute(self) -> None:
@@ -347,7 +346,7 @@ class Machine(Warpgroups):
         assert control is not None
         return control
 
-    def _divergent(self, first: int, at: Any, places: Any) -> Stop:
+    def _divergent(self, first: int, at: Any, places: Any) -> SimulationFault:
         found, members = np.unique(places, return_counts=True)
         rare = int(np.argmin(members))
         lane = first + int(np.flatnonzero(at)[np.argmax(places == found[rare])])
@@ -407,7 +406,7 @@ class Machine(Warpgroups):
                 raise self.lanes.stop("divergent-warp", message, x.line, lane)
         return np.broadcast_to(value, (self.lanes.count,))[source], valid
 
-    def _stuck(self) -> Stop:
+    def _stuck(self) -> SimulationFault:
         """Return the fault that names the barrier or warp-wide instruction at which no lane can go on."""
         parked = self.parked & self.alive
         if parked.any():

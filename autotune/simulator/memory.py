@@ -10,7 +10,6 @@ import numpy as np
 
 from autotune.errors import UsageError
 from autotune.simulator.emitter import Access
-from autotune.simulator.faults import Stop
 from autotune.simulator.lanes import Lanes
 from autotune.simulator.ptx import Kernel
 
@@ -168,16 +167,16 @@ class GlobalMemory:
         parts = []
         for number in np.unique(numbers):
             chosen = np.flatnonzero(numbers == number)
-            region = self.regions.get(int(number))
-            if region is None:
-                raise self._outside(access, absolute, chosen[0], lanes, geometry)
-            offsets = absolute[chosen] - np.uint64(region.base)
-            bad = (offsets > np.uint64(region.size)) | (
-                offsets + np.uint64(access.size) > np.uint64(region.size)
-            )
-            if bad.any():
-                raise self._outside(access, absolute, chosen[np.argmax(bad)], lanes, geometry)
             who = chosen if lanes is None else lanes[chosen]
+            region = self.regions.get(int(number))
+            base, size = (region.base, region.size) if region is not None else (0, 0)
+            offsets = absolute[chosen] - np.uint64(base)
+            bad = (offsets > np.uint64(size)) | (offsets + np.uint64(access.size) > np.uint64(size))
+            if region is None or bad.any():
+                at = int(np.argmax(bad))
+                place = int(absolute[chosen[at]])
+                why = f"of {access.size} bytes {self._nearest(place)}"
+                raise geometry.refuse(access, "out-of-bounds", why, int(who[at]), place, "global")
             self._check_alignment(access, region, offsets, who, geometry)
             parts.append((region, offsets.view(np.int64), chosen))
         return parts
@@ -195,12 +194,6 @@ class GlobalMemory:
             byte, lane = address - region.base, where if lanes is None else int(lanes[where])
             why = f"of {size} bytes in {region.name} at byte {byte}, an address that is no multiple of {size}"
             raise geometry.refuse(access, "misaligned", why, lane, address, "global")
-
-    def _outside(self, access: Access, absolute: Any, position: Any, lanes: Any, geometry: Lanes) -> Stop:
-        address = int(absolute[position])
-        lane = int(position if lanes is None else lanes[position])
-        why = f"of {access.size} bytes {self._nearest(address)}"
-        return geometry.refuse(access, "out-of-bounds", why, lane, address, "global")
 
     def _nearest(self, address: int) -> str:
         for shift in (0, 1):  # an address just below an array lies in the window before it

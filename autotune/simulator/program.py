@@ -69,9 +69,7 @@ class Program:
         global_unit: Bytes of the smallest store to global memory, 1 to 4.
         stored: Parameters and variables that may be stored to; None for any memory.
         orders_blocks: Whether there are atomic operations, and fences between blocks.
-        uses_mbarriers: Whether the kernel has mbarriers.
-        uses_wgmma: Whether the kernel has products of warpgroups.
-        syncs_warps: Whether the kernel calls __syncwarp().
+        uses: Opcodes of its instructions, and their first words.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -89,9 +87,7 @@ class Program:
         self.stored = stored(kernel)
         atomic = any(x.parts[0] in ("atom", "red") or "volatile" in x.parts for x in kernel.instructions)
         self.orders_blocks = atomic and any(is_fence(x) for x in kernel.instructions)
-        self.uses_mbarriers = any(x.parts[0] == "mbarrier" for x in kernel.instructions)
-        self.uses_wgmma = any(x.parts[0] == "wgmma" for x in kernel.instructions)
-        self.syncs_warps = any(x.parts[:3] == ("bar", "warp", "sync") for x in kernel.instructions)
+        self.uses = {word for x in kernel.instructions for word in (x.opcode, x.parts[0])}
 
     def _check_names(self) -> None:
         for instruction in self.kernel.instructions:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.faults import Notes, Stop
+from autotune.simulator.faults import Notes, SimulationFault
 from autotune.simulator.lanes import Lanes
 from autotune.simulator.shared import Pattern, SharedMemory
 from autotune.simulator.synchronisation import AsyncCopies
@@ -66,7 +66,7 @@ class Proxies:
             self.notes.add(stop)
         self.readers[found.words] += 1
 
-    def _stop(self, access: Access, found: Pattern, which: Any, why: str) -> Stop:
+    def _stop(self, access: Access, found: Pattern, which: Any, why: str) -> SimulationFault:
         where = int(np.argmax(which))
         address = int(found.words[where]) * self.shared.unit % self.shared.window
         return self.lanes.refuse(access, "async-product", why, int(found.lane[where]), address, "shared")

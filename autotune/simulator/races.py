@@ -86,7 +86,7 @@ class RaceDetector(Orders):
         self,
         touch: Touch,
         in_flight: bool,
-        ticket: tuple[int, int] | None = None,
+        ticket: tuple[Any, Any] | None = None,
         store: Callable[[], tuple[Any, Any]] | None = None,
     ) -> None:
         """Check and record a write to shared memory.

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.faults import FaultKind, Stop
 from autotune.simulator.lanes import Lanes
 from autotune.simulator.memory import WIDE, gather, scatter
 from autotune.simulator.traffic import shared_traffic
@@ -91,7 +90,7 @@ class SharedMemory:
             lanes: The active lanes, None for all.
 
         Raises:
-            Stop: An address is out of bounds or misaligned.
+            SimulationFault: An address is out of bounds or misaligned.
         """
         known = self.patterns.get(access)
         if known is None:
@@ -141,15 +140,7 @@ class SharedMemory:
     def _work_out(self, access: Access, address: Any, lanes: Any) -> Pattern:
         who = np.arange(self.lanes.count) if lanes is None else lanes
         local = displaced(address, access.offset)
-        bad = (local < 0) | (local + access.size > self.size)
-        if bad.any():
-            raise self._refused(
-                access, "out-of-bounds", local, who, bad, f"of which the block has {self.size}"
-            )
-        if int(np.bitwise_or.reduce(local)) & (access.size - 1):
-            bad = local & (access.size - 1) != 0
-            why = f"an address that is no multiple of {access.size}"
-            raise self._refused(access, "misaligned", local, who, bad, why)
+        self.lanes.check_offsets(access, local, self.size, who, "shared")
         offsets = local + self.base[who]
         found = Pattern(address.copy(), lanes, offsets, offsets // access.size)
         found.low, found.high = int(local.min()), int(local.max())
@@ -158,12 +149,6 @@ class SharedMemory:
         if self.counters:
             found.traffic = shared_traffic(local, who, access.size, access.kind == "ld")
         return found
-
-    def _refused(self, access: Access, kind: FaultKind, local: Any, who: Any, bad: Any, why: str) -> Stop:
-        where = int(np.argmax(bad))
-        byte = int(local[where])
-        why = f"of {access.size} bytes at byte {byte} of shared memory, {why}"
-        return self.lanes.refuse(access, kind, why, int(who[where]), byte, "shared")
 
     def _words(self, access: Access, found: Pattern, who: Any) -> None:
         """Find the distinct units and who touches each."""

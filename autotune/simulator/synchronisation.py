@@ -178,18 +178,12 @@ class MBarriers:
             seen = self.observed[number * stride : (number + 1) * stride]
             np.maximum(self.published[number], seen.max(axis=0), out=self.published[number])
 
-    def ticket(self, slot: int) -> tuple[int, int]:
-        """Return (column, phase) that a transfer towards this mbarrier belongs to."""
-        return int(self._column[slot]), int(self._phase[slot])
-
     def tickets(self, slots: Any) -> tuple[Any, Any]:
-        """Return (columns, phases) likewise for each of several mbarriers."""
+        """Return (columns, phases) that transfers towards these mbarriers belong to."""
         return self._column[slots], self._phase[slots]
 
     def knows(self, lanes: Any, columns: Any, phases: Any) -> Any:
         """Return whether lanes may rely on the completion of a phase."""
-        if not self.observed.shape[1]:
-            return np.zeros(len(lanes), bool)
         seen = np.maximum(self.observed[lanes, columns], self.published[self.lanes.block[lanes], columns])
         return seen > phases
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.simulator.atomics import UFUNCS
 from autotune.simulator.lanes import WARP, Lanes
 
 _BITS = np.uint32(1) << np.arange(WARP, dtype=np.uint32)
@@ -90,24 +91,9 @@ def elect(lanes: Lanes, members: Any, mask: Any) -> tuple[Any, Any]:
 def reduce(operation: str, lanes: Lanes, value: Any, members: Any, mask: Any) -> Any:
     """Return the sum, minimum, maximum or bitwise combination over the named lanes."""
     register = _rows(lanes, value)
-    kind = register.dtype
-    neutral: dict[str, int] = {
-        "add": 0,
-        "min": int(np.iinfo(kind).max),
-        "max": int(np.iinfo(kind).min),
-        "and": -1 if kind.kind == "i" else int(np.iinfo(kind).max),
-        "or": 0,
-        "xor": 0,
-    }
-    ufunc = {
-        "add": np.add,
-        "min": np.minimum,
-        "max": np.maximum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }[operation]
-    chosen = np.where(_active(lanes, members, mask), register[:, None, :], kind.type(neutral[operation]))
+    kind, ufunc = register.dtype, UFUNCS[operation]
+    neutral = {"min": np.iinfo(kind).max, "max": np.iinfo(kind).min, "and": ~kind.type(0)}.get(operation, 0)
+    chosen = np.where(_active(lanes, members, mask), register[:, None, :], kind.type(neutral))
     total: Any = ufunc.reduce(chosen, axis=2, dtype=kind)
     return total.reshape(-1)
 

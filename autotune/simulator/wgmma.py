@@ -145,7 +145,7 @@ class Warpgroups(BulkCopies):
             mask: Active lanes.
 
         Raises:
-            Stop: A warp or a fence is missing, or an operand may not be read yet.
+            SimulationFault: A warp or a fence is missing, or an operand may not be read yet.
         """
         state = self.wgmmas
         assert state is not None
