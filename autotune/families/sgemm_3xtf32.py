@@ -25,6 +25,7 @@ ENOUGH_WARPS = 1.5  # of a scheduler, to hide how long a product takes
 WARP_RATE = 0.5  # what mma.sync reaches of the rate of warpgroups where there are any
 START_CLOCKS = 2500.0  # until a block's first step, and from its last to the end
 MEETING_CLOCKS = 2500.0  # for blocks to keep their partial sums, count themselves in, and one to go on
+EXPOSED_MEMORY = 0.5  # of the time that device memory needs, on top: blocks are few where it counts
 L2_BYTES_PER_CLOCK = 48.0  # per SM: 5120 bytes per clock for 108 SMs, NVIDIA A100 whitepaper
 REGISTER_BASE = 57.0  # beside sums and fragments
 SPILL_BYTES_PER_REGISTER = 10.0
@@ -127,8 +128,9 @@ def tensor_parts(
     sums = sums + np.where(sums > 0, added * FLOAT_BYTES * v["BM"] * v["BN"] / L2_BYTES_PER_CLOCK, 0)
     dram_ms = traffic_bytes(problem) / device.bandwidth_gbs * 1e-6 if device.bandwidth_gbs else 0.0
     times = {"tensor": tensor, "issue": issue, "stall": stall, "l2": l2}
+    busy = np.maximum(step * steps_ms + (rounds * START_CLOCKS + sums) * ms_per_clock, dram_ms)
     return {
-        "ms": np.maximum(step * steps_ms + (rounds * START_CLOCKS + sums) * ms_per_clock, dram_ms),
+        "ms": busy + EXPOSED_MEMORY * dram_ms,
         "blocks": blocks,
         "registers": registers,
         "spill_bytes": spill_bytes,
