@@ -47,7 +47,7 @@ def command(
     or without a GPU, all but the times: registers and occupancy from the compiler, loads and reads from the
     formulas. With --math 3xtf32 the last step is the kernel on tensor cores.
     """
-    from autotune.report.kept_steps import keep
+    from autotune.report.kept_steps import keep, recalled
     from autotune.report.ladder import climb, describe
 
     device, note = device_of(ordinal, target)
@@ -63,9 +63,10 @@ def command(
     if svg is not None:
         from autotune.report.roofline import draw_accounts
 
+        drawn = ladder if ladder.measured else recalled(ladder, store)
         named = [
-            (rung.step.name, None if rung.rejected else rung.account, ladder.gflops(rung))
-            for rung in ladder.rungs
+            (rung.step.name, None if rung.rejected else rung.account, drawn.gflops(rung))
+            for rung in drawn.rungs
         ]
         title = f"the ladder: {ladder.problem} on {ladder.device.name}"
         write_file(svg, draw_accounts(named, ladder.problem, ladder.device, title))
