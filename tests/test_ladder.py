@@ -616,6 +616,14 @@ def test_the_stored_winner_is_the_last_step():
     )
 
 
+def test_the_ladder_of_3xfp16_ends_on_its_family(tmp_path):
+    problem = replace(CUBE, math="3xfp16")
+    *usual, last = steps(problem.math)
+    assert tuple(usual) == steps()
+    rung = _rung(last, replace(problem, m=256, n=256, k=256), H200, Store(tmp_path))
+    assert (rung.account.problem.math, rung.account.source.family) == ("3xfp16", "sgemm_3xfp16_wgmma")
+
+
 def test_the_ladder_of_3xtf32_ends_on_the_tensor_cores(tmp_path):
     problem = replace(CUBE, math="3xtf32")
     *usual, last = steps(problem.math)

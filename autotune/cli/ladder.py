@@ -45,7 +45,7 @@ def command(
 
     On a GPU every step is verified, then timed beside cuBLAS, and its time kept for 'report'. With --target,
     or without a GPU, all but the times: registers and occupancy from the compiler, loads and reads from the
-    formulas. With --math 3xtf32 the last step is the kernel on tensor cores.
+    formulas. With --math 3xtf32 or 3xfp16 the last step is the kernel on tensor cores.
     """
     from autotune.report.kept_steps import keep, recalled
     from autotune.report.ladder import climb, describe

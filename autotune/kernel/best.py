@@ -69,11 +69,11 @@ def best_kernel(
         k: Length of each dot product.
         layout: "nn", "nt", "tn" or "tt": see `Problem`.
         beta: 1 for a kernel that reads C.
-        math: Arithmetic: see `Problem`. "any" takes the fastest of all: by their times where each was
-            measured for this very problem, else by what the model expects; `Kernel.problem` says which it is.
+        math: Arithmetic: see `Problem`. "any" takes the fastest by the times that were measured for this very
+            problem; one that was not must be predicted to beat it. `Kernel.problem` says which it is.
         batch: Products that one call computes: A, B and C are arrays `[batch, ...]` of such matrices.
-        check_finite: Where the math is "3xtf32": look at the operands before each call, and leave those with
-            an infinity or NaN to the FP32 kernel, as `CheckedKernel` does.
+        check_finite: Where the math is not "ffma": look at the operands before each call, and leave those
+            with an infinity or NaN to the FP32 kernel, as `CheckedKernel` does.
         device: CUDA ordinal of a GPU; CuPy's current one when not given. "simulator" runs the kernel on NumPy
             arrays on the CPU, as an H200 would; "simulator:a100" as another GPU of the table.
         policy: "any" allows substitutes; "exact" only a record of this very problem and device.

@@ -26,7 +26,7 @@ def matmul(
         a: A, `[..., m, k]` float32 on a GPU; any dtype under ``torch.autocast``, which makes it float32.
         b: B, `[..., k, n]`, likewise. Extents before the last two are broadcast, as by ``torch.matmul``.
         alpha: Scalar of the product.
-        math: "ffma", "3xtf32" or "any", as for `autotune.best_kernel`.
+        math: "ffma", "3xtf32", "3xfp16" or "any", as for `autotune.best_kernel`.
         tune: None or "quick", as for `autotune.best_kernel`.
 
     Raises:

@@ -35,7 +35,7 @@ def enable(math: str = "ffma", tune: Tune | None = None) -> Counts:
     when it was measured, and everything while PyTorch is allowed TF32.
 
     Args:
-        math: "ffma", "3xtf32" or "any", as for `autotune.best_kernel`.
+        math: "ffma", "3xtf32", "3xfp16" or "any", as for `autotune.best_kernel`.
         tune: None or "quick", as for `autotune.best_kernel`: at the first call for a shape.
 
     Returns:

@@ -856,21 +856,25 @@ sgemm_3xfp16_wgmma(float alpha, const float* A, const float* B, float beta, floa
                 stage = 0, parity ^= 1;
         }
 
-        // Undo the scaling, and write the lane's outputs.
+        // Undo the scaling.
         const Place place = place_of(tile);
         const int c_row = place.row * BM + warp * 16 + lane / 4, c_col = place.column * BN + lane % 4 * 2;
+        #pragma unroll
+        for (int i = 0; i < TN; ++i) {
+            const int shift = a.shift(c_row + i % 4 / 2 * 8) + b.shift(c_col + i / 4 * 8 + i % 2);
+            acc[i] = alpha * scaled(acc[i], max(-shift, -252));
+        }
+
+        // Write the lane's outputs.
         float* const c_lane = C + c_row * ldc + c_col;
         #pragma unroll
         for (int i = 0; i < TN; i += vec_c) {
             const int row = i % 4 / 2 * 8, col = i / 4 * 8 + i % 2;
-            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
             Vector<vec_c> out;
             #pragma unroll
-            for (int v = 0; v < vec_c; ++v) {
-                const int shift = a.shift(c_row + row) + b.shift(c_col + col + v);
-                out.lane[v] = alpha * scaled(acc[i + v], max(-shift, -252));
-            }
-            *to = out;
+            for (int v = 0; v < vec_c; ++v)
+                out.lane[v] = acc[i + v];
+            *reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col) = out;
         }
     }
 }

@@ -871,26 +871,37 @@ sgemm_3xfp16_wgmma(float alpha, const float* A, const float* B, float beta, floa
                 stage = 0, parity ^= 1;
         }
 
-        // Undo the scaling, and write the lane's outputs.
+        // Undo the scaling.
         const Place place = place_of(tile);
         const int c_row = place.row * BM + warp * 16 + lane / 4, c_col = place.column * BN + lane % 4 * 2;
+        #pragma unroll
+        for (int i = 0; i < TN; ++i) {
+            const int shift = a.shift(c_row + i % 4 / 2 * 8) + b.shift(c_col + i / 4 * 8 + i % 2);
+            acc[i] = alpha * scaled(acc[i], max(-shift, -252));
+        }
+
+        // Write the lane's outputs.
         float* const c_lane = C + c_row * ldc + c_col;
+        Vector<vec_c> old[TN / vec_c] = {};  // all of C is read before any of it is written: a read behind a write waits for it
+        if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
+            #pragma unroll
+            for (int i = 0; i < TN; i += vec_c) {
+                const int row = i % 4 / 2 * 8, col = i / 4 * 8 + i % 2;
+                if (c_row + row < m && c_col + col < n)
+                    old[i / vec_c] = *reinterpret_cast<const Vector<vec_c>*>(c_lane + row * ldc + col);
+            }
+        }
+        __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
         #pragma unroll
         for (int i = 0; i < TN; i += vec_c) {
             const int row = i % 4 / 2 * 8, col = i / 4 * 8 + i % 2;
             if (c_row + row >= m || c_col + col >= n)
                 continue;
-            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-            Vector<vec_c> old = {};
-            if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
-                old = *to;
             Vector<vec_c> out;
             #pragma unroll
-            for (int v = 0; v < vec_c; ++v) {
-                const int shift = a.shift(c_row + row) + b.shift(c_col + col + v);
-                out.lane[v] = alpha * scaled(acc[i + v], max(-shift, -252)) + beta * old.lane[v];
-            }
-            *to = out;
+            for (int v = 0; v < vec_c; ++v)
+                out.lane[v] = acc[i + v] + beta * old[i / vec_c].lane[v];
+            *reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col) = out;
         }
     }
 }
