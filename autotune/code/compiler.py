@@ -145,5 +145,8 @@ def _resources(log: str, entry: str) -> tuple[int, int, int, int] | None:
 def _first_error(log: str) -> str:
     """Find the first error line, with the number of errors; "" if the log has none."""
     errors = _ERROR.findall(log)
+    errors = [
+        each for each in errors if "__nv_name_map" not in each
+    ] or errors  # what else is wrong comes first
     first = printable(errors[0], _LONGEST_ERROR) if errors else ""
     return first if len(errors) < 2 else f"{first} ({len(errors)} errors)"

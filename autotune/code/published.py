@@ -29,10 +29,11 @@ _PREPROCESSOR = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.M)
 _DEFINE = re.compile(r"[ \t]*#[ \t]*define[ \t]+(\w+)(.*)", re.S)
 _SCOPE = re.compile(r"(?:\binline\s+)?\bnamespace\b\s*([\w:]*)\s*$|\bextern\s*$")
 _CALLABLE = re.compile(r"([~\w]+(?:\s*<[^;{}]*>)?)\s*\((?:[^()]|\([^()]*\))*\)[^()]*$")
+_INITIALISERS = re.compile(r"\)\s*(?:noexcept\s*)?:(?!:).*", re.S)  # of a constructor
 _TYPE = re.compile(r"\b(?:struct|class|union|enum)\b[^()]*$|=\s*$")
 _ALIGNMENT = re.compile(r"\b(?:alignas|__align__|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)")
 _WORD = re.compile(r"\s*([~\w:]+)\s*")
-_DEVICE = re.compile(r"\b__(?:global|device|constant|shared|managed)__\b")
+_DEVICE = {"__global__", "__device__", "__constant__", "__shared__", "__managed__"}
 _WORDS = re.compile(r"[A-Za-z_]\w*")
 _KEYWORDS = {
     *("auto", "bool", "char", "class", "const", "constexpr", "double", "enum", "extern", "float", "inline"),
@@ -163,10 +164,13 @@ def device_code(text: str) -> str:
     code = _code(text)
     macros = [_DEFINE.match(each[0]) for each in _PREPROCESSOR.finditer(text)]
     unused = {found[1]: found[2] for found in macros if found}
+    marks = set(_DEVICE)  # and macros that stand for one
+    while more := {name for name, body in unused.items() if marks.intersection(_WORDS.findall(body))} - marks:
+        marks |= more
     host: list[tuple[set[str], _Piece]] = []
     used = []
     for piece in _pieces(code):
-        names = _declared(piece, code)
+        names = _declared(piece, code, marks)
         if names is None:  # its own name may be that of a function which launches it
             own = _CALLABLE.search(piece.head)
             head = piece.head[: own.start(1)] + piece.head[own.end(1) :] if own else piece.head
@@ -191,10 +195,10 @@ def device_code(text: str) -> str:
     return "".join(letters)
 
 
-def _declared(piece: _Piece, code: str) -> set[str] | None:
-    """Return the names that something for the host alone declares; None for what stays in any case."""
-    head = piece.head.strip()
-    if _DEVICE.search(head) or head.startswith(("using namespace", "static_assert")):
+def _declared(piece: _Piece, code: str, marks: set[str]) -> set[str] | None:
+    """Return the names that something for the host alone declares; None for what has a mark of the device."""
+    head = _INITIALISERS.sub(")", piece.head.strip())
+    if marks.intersection(_WORDS.findall(head)) or head.startswith(("using namespace", "static_assert")):
         return None
     kind = _ALIGNMENT.sub(" ", head)
     function = None if _TYPE.search(kind) or "(" not in kind.partition("=")[0] else _CALLABLE.search(head)
