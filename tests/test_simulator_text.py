@@ -181,6 +181,7 @@ def test_what_the_host_alone_runs_is_left_out() -> None:
 def test_a_kernel_may_be_written_with_macros_beside_classes_of_the_host() -> None:
     text = """#include <cstdint>
 #include <stdexcept>
+#include "helpers of mine.h"
 #define KERNEL extern "C" ENTRY
 #define ENTRY __global__
 template <class T> struct Stream { Stream(int size); int n; };
@@ -190,7 +191,7 @@ KERNEL void k(std::uint32_t* x, int n) { x[threadIdx.x] = n + BEYOND; }
     x = np.zeros(32, np.uint32)
     simulate(text.replace("BEYOND", "1"), 1, 32, (x, 2), entry="k").raise_if_faulty()
     assert (x == 3).all()
-    with pytest.raises(UsageError, match=r"kernel k does not compile: .*\(7\): error: identifier \"BEYOND\""):
+    with pytest.raises(UsageError, match=r"kernel k does not compile: .*\(8\): error: identifier \"BEYOND\""):
         simulate(text, 1, 32, (x, 2), entry="k")
 
 

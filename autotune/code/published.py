@@ -21,7 +21,7 @@ _INCLUDE = Path(__file__).with_name("include")  # headers of C and C++, as far a
 _BUNDLED_SINCE = (13, 3)  # versions of NVRTC that carry CUDA's headers
 _MOST_MISSING = 50  # headers
 _REFUSED = re.compile(r"(/[^()\n]+)\(\d+\): ")
-_MISSING = re.compile(r'open source file "([\w./+-]+)"')
+_MISSING = re.compile(r'open source file "([\w./ +-]+)"')
 _BLANK = re.compile(
     r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"([^ ()\\]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.S
 )
