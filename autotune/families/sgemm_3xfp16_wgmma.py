@@ -16,10 +16,11 @@ from autotune.model.occupancy import resident_blocks
 from autotune.values.device import Device
 from autotune.values.problem import FLOAT_BYTES, Problem
 
-RATE = 0.76  # of the tensor cores' peak, which power leaves
+RATE = 0.8  # of the tensor cores' peak, which power leaves
 NARROW = 12.0  # columns by which a tile seems wider: rows are read from shared memory again for each
 PROMOTION_CLOCKS = 3.0  # of an output of a thread that moves, where no other warpgroup multiplies meanwhile
-BUBBLE_CLOCKS = 250.0  # of a step, likewise: its products are waited for
+TWO_PROMOTIONS = 0.17  # of the tensor cores' time, lost to a second promotion in a step with two buffers
+BUBBLE_CLOCKS = 250.0  # of each time, likewise: its products are waited for
 EXPOSED_CLOCKS = 900.0  # of the way to memory, shared by the buffers but one
 START_US = 9.0  # of the product: its start, first step and last outputs
 SPLIT_START_US = 9.0  # of both kernels before it
@@ -28,7 +29,8 @@ LEFT_US = 0.9  # of the blocks that an SM holds of the fallback, which return at
 LEFT_TILE = 128 * 128  # outputs of one of them
 
 NAMES = frozenset(  # what the model reads of a config
-    {"BM", "BN", "BK", "stages", "warpgroups", "num_threads", "smem_bytes", "tiles_m", "tiles_n", "tiles_k"}
+    {"BM", "BN", "BK", "promote", "stages", "warpgroups", "num_threads", "smem_bytes"}
+    | {"tiles_m", "tiles_n", "tiles_k"}
 )
 FOLLOWS: frozenset[str] | None = None  # the whole space is listed within milliseconds
 
@@ -61,8 +63,10 @@ def parts(
     steps_ms = rounds * v["tiles_k"] * ms_per_clock
     multiplies = max(2 * device.tf32_multiplies_per_sm, 1) * RATE
     tensor = 3 * v["BM"] * (v["BN"] + NARROW) * v["BK"] / multiplies
-    alone = np.where(v["warpgroups"] == 1, BUBBLE_CLOCKS + PROMOTION_CLOCKS * v["BN"] / 2, 0.0)
-    stall = alone + EXPOSED_CLOCKS / np.maximum(1, 8 * (v["stages"] - 1))
+    promotion = v["BK"] // v["promote"] * (BUBBLE_CLOCKS + PROMOTION_CLOCKS * v["BN"] / 2)
+    alone = np.where(v["warpgroups"] == 1, promotion, 0.0)
+    twice = np.where((v["stages"] == 2) & (v["promote"] < v["BK"]), TWO_PROMOTIONS * tensor, 0.0)
+    stall = alone + twice + EXPOSED_CLOCKS / np.maximum(1, 8 * (v["stages"] - 1))
     bandwidth = max(device.bandwidth_gbs, 1) * 1e6  # bytes per ms
     a_bytes, b_bytes, c_bytes = (
         FLOAT_BYTES * extent
