@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from autotune.report.rows import Row
 
 HELD = ("shape", "", "short", "sustained", "W", "SM MHz", "GFLOP/s per W", "limited by")
-LONG = ("for long, TFLOP/s", "vs cuBLAS", "W", "W of cuBLAS")
+LONG = ("for long, TFLOP/s", "vs cuBLAS for long", "W", "W of cuBLAS")
 SHORTEST_S, LONGEST_S = 0.2, 600.0  # of --sustained
 _UNITS: dict[Math, str] = {
     "ffma": "FP32 lanes",
