@@ -279,7 +279,7 @@ def _errors(report: Report, row: Row) -> list[str]:
 
 def show(report: Report) -> None:
     """Print the shapes, the geometric means, and which kernels ran."""
-    from autotune.cli.tables import Table
+    from autotune.cli.tables import Table, paragraph
 
     click.echo(f"{caption(report)}\n")
     versus = [f"vs {NAMES[library].removeprefix('best ')}" for library in report.libraries]
@@ -311,7 +311,7 @@ def show(report: Report) -> None:
         shapes.echo()
         _worst(report)
         if report.capped:
-            click.echo(_capped(report))
+            paragraph(_capped(report))
         _hold(report)
         if report.predicted or report.quick:
             _spread(report)
@@ -368,7 +368,8 @@ def _hold(report: Report) -> None:
 
 def _capped(report: Report) -> str:
     names = ", ".join(row.shape.id for row in report.capped)
-    return f"held at the power cap while they were timed: {names}"
+    alone = "" if any(row.sustained for row in report.rows) else " (--sustained 3s runs each alone)"
+    return f"held at the power cap, with all that was timed in turns: {names}{alone}"
 
 
 def _worst(report: Report) -> None:
