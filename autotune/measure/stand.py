@@ -251,7 +251,7 @@ class Stand:
 
         def moved(place: int) -> list[EventTimer]:
             operands = [places.moved(place)]
-            return [EventTimer(self._gpu, self._calls(each, operands)) for each in entrants]
+            return [self._timer(each, operands) for each in entrants]
 
         return [partial(moved, place) for place in range(PLACES)]
 
@@ -279,13 +279,11 @@ class Stand:
         """Return the names of the kernels that a library launches."""
         return kernel_names(self._gpu, self._calls(multiply)[0])
 
-    def _timer(self, multiply: Multiply) -> EventTimer:
-        return EventTimer(self._gpu, self._calls(multiply))
+    def _timer(self, multiply: Multiply, operands: Sequence[Operands] = ()) -> EventTimer:
+        return EventTimer(self._gpu, self._calls(multiply, operands))
 
-    def _calls(
-        self, multiply: Multiply, operands: Sequence[Operands] | None = None
-    ) -> list[Callable[[], None]]:
-        """Return one launch for each copy of the operands, as they are timed."""
+    def _calls(self, multiply: Multiply, operands: Sequence[Operands] = ()) -> list[Callable[[], None]]:
+        """Return one launch for each copy of the operands, as timed: of the stand's own if not given."""
         copies = operands or self._operands
         return [partial(multiply, self._alpha, a, b, self._beta, c) for a, b, c in copies]
 
