@@ -166,6 +166,15 @@ def test_records_that_held_have_that_figure_too(found):
     assert (row[0], row[5:]) == ("one", ["700", "-", efficiency, "0.0035", "-"])
 
 
+@pytest.mark.parametrize("names", [["cublas_tf32"], [f"library{n}" for n in range(MOST_LANES + 1)]])
+def test_what_has_no_picture_has_a_table(names):
+    held = Sustained(3.0, 9, 0.0125)
+    line = of_problem("x", Problem(64, 64, 64), "timed", median_ms=0.01, sustained=dict.fromkeys(names, held))
+    html = suite_page("t", [], [line])
+    assert len(check(html).tables["f2"]) == len(names) + 1
+    assert "The bar is" not in html
+
+
 def test_a_page_of_many_shapes_stays_small():
     lines = [
         of_problem(
