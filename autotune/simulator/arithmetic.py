@@ -190,6 +190,11 @@ def logic3(a: Values, b: Values, c: Values, table: int) -> Values:
 _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
+def round_whole(value: Values, mode: str) -> Values:
+    """Round to a whole number."""
+    return _ROUND[mode](value)
+
+
 def float_to_integer(value: Values, mode: str, dtype: Any) -> Values:
     """Round and clamp to an integer type; NaN becomes 0."""
     limits = np.iinfo(dtype)
@@ -208,12 +213,19 @@ def saturate_integer(value: Values, dtype: Any) -> Values:
     return np.clip(value, max(target.min, source.min), min(target.max, source.max)).astype(dtype)
 
 
-def round_tf32(value: Values, ties_away: bool) -> Values:
-    """Round float32 to the 10 stored mantissa bits of TF32; returns the bits as uint32."""
+def round_tf32(value: Values, mode: str) -> Values:
+    """Round float32 to the 10 stored mantissa bits of TF32 ("rna": ties away); returns the bits as uint32."""
     value = np.asarray(value)
     bits = value.view(np.uint32)
-    half = np.uint32(0x1000) if ties_away else np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    even = np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))
+    half = np.uint32(0x1000) if mode == "rna" else even
     return np.where(np.isfinite(value), (bits + half) & np.uint32(0xFFFFE000), bits)
+
+
+def pack_halves(high: Values, low: Values) -> Values:
+    """Round two float32 values to float16; returns the bits of both as uint32."""
+    high, low = (np.asarray(each).astype(np.float16).view(np.uint16) for each in (high, low))
+    return high.astype(np.uint32) << np.uint32(16) | low
 
 
 def in_space(address: Values, space: str) -> Values:

@@ -1,14 +1,8 @@
-"""Python statements for PTX comparisons, selections, moves and conversions."""
+"""Python statements for PTX comparisons and moves."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from autotune.simulator.emitter import (
-    DTYPES,
-    LOCAL_WINDOW,
-    SHARED_WINDOW,
-    SPACES,
     Emitter,
     Handler,
     unsupported,
@@ -106,75 +100,4 @@ def _mov(e: Emitter, x: Instruction) -> None:
         e.write(target, kind, e.read(source, kind))
 
 
-def _cvta(e: Emitter, x: Instruction) -> None:
-    space = next(part for part in x.parts if part in SPACES and part != "param")
-    kind = "u" + x.parts[-1][1:]
-    window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
-    address = e.read(x.operands[1], kind)
-    if window:
-        ufunc = "subtract" if "to" in x.parts else "add"
-        e.call(x.operands[0], kind, f"{ufunc}({address}, {e.constant(window, kind)})")
-    else:
-        e.write(x.operands[0], kind, address)
-
-
-def _cvt(e: Emitter, x: Instruction) -> None:
-    target, source = x.parts[-2:]
-    modifiers = set(x.parts[1:-2])
-    if target == "tf32":
-        if not modifiers <= {"rna", "rn"} or source != "f32":
-            raise unsupported(x)
-        value = e.read(x.operands[1], "f32")
-        e.write(x.operands[0], "b32", f"round_tf32({value}, {'rna' in modifiers})")
-        return
-    if target == "f16x2":
-        if modifiers != {"rn"} or source != "f32":
-            raise unsupported(x)
-        high, low = (f"{e.read(each, 'f32')}.astype(float16).view(uint16)" for each in x.operands[1:])
-        e.write(x.operands[0], "b32", f"left_shift({high}, {e.constant(16, 'u32')}) | {low}")
-        return
-    (operand,) = x.operands[1:]
-    value = e.read(operand, source)
-    target_name = np.dtype(DTYPES[target]).name
-    rounding = modifiers & {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi"}
-    mode = next(iter(rounding), "")
-    if len(rounding) > 1 or "b" in (source[0], target[0]):
-        raise unsupported(x)
-    if mode in ("rz", "rm", "rp"):
-        if target != "f32" or source not in ("f64", "s32", "u32") or modifiers != rounding:
-            raise unsupported(x)
-        e.write(x.operands[0], target, f"round_directed({value}.astype(float64), 0, {mode!r})")
-        return
-    if modifiers - rounding - {"ftz", "sat"}:
-        raise unsupported(x)
-    if "ftz" in modifiers and source == "f32":
-        value = f"flush({value})"
-    if source[0] == "f" and target[0] != "f":
-        if mode not in ("rni", "rzi", "rmi", "rpi"):
-            raise unsupported(x)
-        value = f"float_to_integer({value}, {mode!r}, {target_name})"
-    elif source[0] != "f" and target[0] != "f":
-        value = (
-            f"saturate_integer({value}, {target_name})"
-            if "sat" in modifiers
-            else f"{value}.astype({target_name})"
-        )
-    else:
-        if mode.endswith("i"):
-            value = f"{ {'rni': 'rint', 'rzi': 'trunc', 'rmi': 'floor', 'rpi': 'ceil'}[mode] }({value})"
-        if target != source:
-            value = f"{value}.astype({target_name})"
-        if "sat" in modifiers:
-            value = f"saturate({value})"
-        if "ftz" in modifiers and target == "f32":
-            value = f"flush({value})"
-    e.write(x.operands[0], target, value)
-
-
-HANDLERS: dict[str, Handler] = {
-    "setp": _setp,
-    "set": _set,
-    "mov": _mov,
-    "cvta": _cvta,
-    "cvt": _cvt,
-}
+HANDLERS: dict[str, Handler] = {"setp": _setp, "set": _set, "mov": _mov}

@@ -9,10 +9,7 @@ from autotune.simulator.rules import emit_rule, rule_of
 
 _HANDLERS: dict[str, Handler] = {**emit_moves.HANDLERS, **emit_memory.HANDLERS, **emit_warp.HANDLERS}
 # Opcode to (how many operands it may have, first letters of the types that it ends with).
-_FORMS: dict[str, tuple[str, str]] = {
-    **{"setp": ("34", "busf"), "set": ("3", "busf"), "mov": ("2", "busfp"), "cvt": ("23", "busf")},
-    **{"cvta": ("2", "u"), "ldmatrix": ("2", "b")},
-}
+_FORMS = {"setp": ("34", "busf"), "set": ("3", "busf"), "mov": ("2", "busfp"), "ldmatrix": ("2", "b")}
 _CONTROL = ("bra", "brx", "ret", "exit", "bar", "barrier", "trap")
 _WARP_WIDE = ("shfl", "vote", "match", "redux", "mma", "ldmatrix", "elect", "wgmma", "setmaxnreg")
 WHOLE_WARPGROUP = ("wgmma", "setmaxnreg")

@@ -14,7 +14,7 @@ import numpy as np
 from autotune.simulator import arithmetic, fma, warp
 from autotune.simulator.body import parse_kernel
 from autotune.simulator.emit_memory import is_fence
-from autotune.simulator.emitter import ROW_NAMES, SPECIAL, Layout, unsupported
+from autotune.simulator.emitter import LOCAL_WINDOW, ROW_NAMES, SHARED_WINDOW, SPECIAL, Layout, unsupported
 from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import WARPGROUP
 from autotune.simulator.opcodes import WHOLE_WARP, WHOLE_WARPGROUP, emit, is_control, is_warp_wide
@@ -30,6 +30,7 @@ _REDUCTIONS = ("popc", "and", "or")
 _CALLED: dict[str, Any] = {
     **{name: each for name, each in vars(np).items() if isinstance(each, (np.ufunc, type))},
     **{"where": np.where, "copyto": np.copyto, "warp": warp},
+    **{"SHARED": np.uint64(SHARED_WINDOW), "LOCAL": np.uint64(LOCAL_WINDOW)},
     **{
         name: each
         for name, each in (vars(arithmetic) | vars(fma)).items()
