@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_tf32 import BOUND, KINDS, drawn, fp32, stored
+from test_tf32 import BOUND, KINDS, drawn, fp32, powers, stored
 
 from autotune import best_kernel
 from autotune.code.compiler import Binary, compile_text
@@ -256,6 +256,43 @@ def test_so_many_elements_may_be_lost_as_two_large_factors_outweigh(lost: int) -
     exact = a.astype(np.float64) @ b.astype(np.float64)
     errors = np.abs(out - exact) / (np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)))
     assert errors.max() <= BOUND * UNIT_ROUNDOFF
+
+
+def structured(random: np.random.Generator, shape: tuple[int, int], along: int) -> Floats:
+    """N(0,1), changed in one of many ways: scaled by row, by element or as a whole, thinned out, spiked."""
+    x, kind = random.standard_normal(shape, np.float32), random.integers(0, 8)
+    if kind == 0:
+        x *= powers(random, int(random.integers(1, 100)), *shape)
+    elif kind == 1:
+        x *= powers(random, 100, *(extent if axis == along else 1 for axis, extent in enumerate(shape)))
+    elif kind == 2:
+        x[random.random(shape) < random.random()] = 0
+    elif kind == 3:
+        x[random.random(shape) < random.random()] *= np.float32(2.0 ** -random.integers(1, 60))
+    elif kind == 4:
+        x *= np.float32(2.0 ** -random.integers(100, 149))
+    elif kind == 5:
+        x[tuple(random.integers(0, extent) for extent in shape)] = 2.0 ** random.integers(-100, 100)
+    elif kind == 6:
+        x = random.integers(-5000, 5000, shape).astype(np.float32)
+    return x
+
+
+def test_what_is_not_left_keeps_the_bound_whatever_the_operands() -> None:
+    kept = 0
+    for seed in range(8):
+        random = np.random.default_rng(seed)
+        a, b = structured(random, (24, 300), 0), structured(random, (300, 40), 1)
+        out = product(a, b)
+        if np.array_equal(out, by_3xtf32(a, b), equal_nan=True):
+            continue
+        kept += 1
+        exact = a.astype(np.float64) @ b.astype(np.float64)
+        limit = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+        inside = limit < 3e38
+        error = np.abs(np.where(inside, out - exact, 0))
+        assert (error <= BOUND * UNIT_ROUNDOFF * limit + 2.0**-149).all(), seed
+    assert kept >= 4
 
 
 # -- planted mistakes ----------------------------------------------------------------------------------------

@@ -24,6 +24,10 @@ For "3xtf32" f = 4 + 14 / sqrt(k): there a product itself has an error of up to 
 its sum. Let x = hi + lo, hi of 11 bits. Where hi is rounded, |lo| <= 2^-11 |x|, of which the tensor cores cut
 off at most 2 u |x|; where hi is cut off, which happens to one operand at most, |lo| <= 2^-10 |x|, rounded by
 at most 4 u |x|. The product of the low parts is left out: 8 u.
+
+"3xfp16" has the same f. There x is scaled by a power of two and split into hi and lo of 11 bits, rounded:
+2 u for each factor, 4 u for the product of the low parts, and 1 u for what FP16's range cannot hold, beyond
+which 3xTF32 computes the product.
 """
 
 from __future__ import annotations
