@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from autotune.kernel.machine import Enqueue
 
 _SEEN = 4096  # places that are remembered
-T = TypeVar("T")
 _UNALIGNED = 15  # bits of an address that is no multiple of 16
 
 
@@ -122,41 +121,12 @@ class Ndarrays:
         return out
 
 
-class Places(Generic[T]):
-    """What was done with tensors at certain addresses, for when such tensors come back to them.
-
-    From the second time on a guard of `torch.compile` says in one call whether shapes, strides, dtypes, and
-    whatever else decides are what they were. PyTorch promises no such guard; without it nothing is found.
-
-    Attributes:
-        seen: By addresses: a guard, to be called on the tensors, and what was done.
-    """
-
-    def __init__(self) -> None:
-        import torch
-
-        self.seen: dict[Hashable, tuple[Callable[..., bool], T]] = {}
-        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-        self._guard: Any = getattr(guards, "TensorGuards", None)
-
-    def note(self, places: Hashable, tensors: tuple[Any, ...], done: T) -> None:
-        """Note what was done with tensors, and make a guard if they were here before."""
-        if len(self.seen) >= _SEEN:  # addresses come anew all the time
-            self.seen.clear()
-        before = self.seen.get(places)
-        self.seen[places] = (_unguarded, done)
-        if before is not None and before[0] is _unguarded and self._guard is not None:
-            with suppress(Exception):  # another PyTorch
-                guard = self._guard(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-                self.seen[places] = (guard.check, done)
-
-
-def _unguarded(*tensors: Any) -> bool:
-    return False
-
-
 class Tensors:
     """The short way of ``torch.Tensor``.
+
+    At addresses where tensors were multiplied twice before, a guard of `torch.compile` says in one call
+    whether shapes, strides, dtypes, and whatever else decides are what they were. PyTorch promises no such
+    guard; without it everything is looked at in turn.
 
     Attributes:
         kinds: Types of its arrays.
@@ -173,9 +143,9 @@ class Tensors:
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
             lambda ordinal: int(torch.cuda.current_stream(ordinal).cuda_stream)
         )
-        self._places: Places[tuple[Way, int]] = Places()
-        self._seen = self._places.seen
+        self._seen: dict[tuple[Any, ...], tuple[Callable[..., bool], Way, int]] = {}
         guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        self._guard: Any = getattr(guards, "TensorGuards", None)
         self._allocate: Any = getattr(guards, "_empty_strided_cuda", None)
         self._current_device: Any = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
@@ -204,7 +174,7 @@ class Tensors:
                     return self._looked_up(a, b, out, words, alpha, beta, stream, places)
         except (AttributeError, TypeError, RuntimeError):  # no tensors, a wrong word, one that is sparse
             return None
-        way, ordinal = seen[1]
+        _, way, ordinal = seen
         handle = self._raw_stream(ordinal) if stream is None else stream_pointer(stream)
         if out is not None:
             way.enqueue(places[0], places[1], places[2], alpha, beta, handle)
@@ -247,13 +217,28 @@ class Tensors:
         if not way.apart(places[0], places[1], c.data_ptr()):
             return None
         way.enqueue(places[0], places[1], c.data_ptr(), alpha, beta, handle)
-        self._places.note(places, operands, (way, ordinal))
+        self._note(places, operands, way, ordinal)
         return c
+
+    def _note(self, places: tuple[Any, ...], operands: tuple[Any, ...], way: Way, ordinal: int) -> None:
+        """Note that tensors were at some places, and make a guard for them when they come back."""
+        if len(self._seen) >= _SEEN:  # addresses come anew all the time
+            self._seen.clear()
+        before = self._seen.get(places)
+        self._seen[places] = (_unguarded, way, ordinal)
+        if before is not None and before[0] is _unguarded and self._guard is not None:
+            with suppress(Exception):  # another PyTorch
+                guard = self._guard(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+                self._seen[places] = (guard.check, way, ordinal)
 
     def _empty(self, a: Any, way: Way, ordinal: int) -> Any:
         if self._allocate is None or self._current_device() != ordinal:
             return a.new_empty(way.shape)
         return self._allocate(way.shape, way.steps, self._float32)
+
+
+def _unguarded(*tensors: Any) -> bool:
+    return False
 
 
 Short = Ndarrays | Tensors

@@ -6,7 +6,8 @@ What is done with tensors of certain types, shapes and strides is decided once, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,12 +17,12 @@ from autotune.errors import AutotuneError, DeviceError
 from autotune.kernel import matmul
 from autotune.kernel.best import Tune
 from autotune.kernel.multiply import way_of
-from autotune.kernel.short import Places
 from autotune.torch.counts import OURS, Counted, Counts, Decision
 from autotune.torch.operator import PLAIN, fitting, readable
 
 _REAL = (float, int)
 _EXACT = ("ieee", "none")
+_GUARDS = 7  # beside the latest, of operands with so many elements
 _UNALIGNED = 15  # bits of an address that is no multiple of 16
 _float32 = torch.float32
 _precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None) or (
@@ -39,6 +40,10 @@ _told: set[str] = set()
 class Products:
     """What one `enable` asked for, and what was decided since.
 
+    From its second call on a kind of operands is known by a guard of `torch.compile`, which says in one call
+    whether types, shapes, strides and whatever else decides are as they were. PyTorch promises no such guard;
+    without it what decides is looked at in turn.
+
     Attributes:
         counts: What went where.
     """
@@ -46,8 +51,7 @@ class Products:
     def __init__(self, math: str, tune: Tune | None) -> None:
         self.counts = Counts()
         self._decided = self.counts.decided
-        self._places: Places[Decision] = Places()
-        self._seen = self._places.seen
+        self._guarded: dict[Hashable, list[tuple[Callable[..., bool], Decision]]] = {}
         self._math = math
         self._tune = tune
 
@@ -72,24 +76,16 @@ class Products:
             beta: Scalar of ``added``.
             alpha: Scalar of the product.
         """
-        operands: tuple[Tensor, ...]
-        places: tuple[Any, ...]
-        if out is None:
-            if added is None:
-                operands, places = (a, b), (name, a.data_ptr(), b.data_ptr(), None)
-            else:
-                operands, places = (a, b, added), (name, a.data_ptr(), b.data_ptr(), None, added.data_ptr())
-        elif added is None or added is out:
-            operands, places = (a, b, out), (name, a.data_ptr(), b.data_ptr(), out.data_ptr())
-        else:
-            operands = (a, b, out, added)
-            places = (name, a.data_ptr(), b.data_ptr(), out.data_ptr(), added.data_ptr())
-        seen = self._seen.get(places)
+        operands = (a, b) if added is None else (a, b, added)
+        if out is not None and out is not added:
+            operands = (*operands, out)
+        like = (name, out is None, added is None or added is out, a.numel(), b.numel())
         decision: Decision | None
-        if seen is not None and seen[0](*operands):
-            decision = seen[1]
+        for guard, decision in self._guarded.get(like, ()):  # noqa: B007  # it is used behind
+            if guard(*operands):
+                break
         else:
-            decision = self._looked_up(places, operands, name, a, b, out, added)
+            decision = self._looked_up(like, operands, name, a, b, out, added)
         if (
             decision is None
             or (way := decision.way) is None
@@ -99,16 +95,22 @@ class Products:
             if decision is not None and decision.copied:
                 return self.multiply(name, fitting(a), fitting(b), out, added, beta, alpha)
             return self._at_length(name, a, b, out, added, beta, alpha)
-        ordinal = decision.ordinal
-        if out is not None:
-            c = out
-        elif _current_gpu() == ordinal:
-            c = _allocate(way.shape, way.steps, _float32)
+        ordinal, a_address, b_address = decision.ordinal, a.data_ptr(), b.data_ptr()
+        if out is None:
+            if (a_address | b_address) & _UNALIGNED or not (a_address and b_address):
+                return self._at_length(name, a, b, out, added, beta, alpha)
+            if _current_gpu() == ordinal:
+                c = _allocate(way.shape, way.steps, _float32)
+            else:
+                c = a.new_empty(way.shape)
+            c_address = c.data_ptr()
         else:
-            c = a.new_empty(way.shape)
+            c, c_address = out, out.data_ptr()
+            if not way.apart(a_address, b_address, c_address) or _meet(added, out):
+                return self._at_length(name, a, b, out, added, beta, alpha)
         of_c = beta if added is out else 0.0  # what is added otherwise is added below
         try:
-            way.enqueue(places[1], places[2], c.data_ptr(), alpha, of_c, _raw_stream(ordinal))
+            way.enqueue(a_address, b_address, c_address, alpha, of_c, _raw_stream(ordinal))
         except AutotuneError as error:
             self._failed(name, a, b, error)
             return None
@@ -119,7 +121,7 @@ class Products:
 
     def _looked_up(
         self,
-        places: tuple[Any, ...],
+        like: Hashable,
         operands: tuple[Tensor, ...],
         name: str,
         a: Tensor,
@@ -127,17 +129,12 @@ class Products:
         out: Tensor | None,
         added: Tensor | None,
     ) -> Decision | None:
-        """Return what is done with such tensors, and note it for these addresses; None where it depends."""
+        """Return what was decided for such tensors, and guard it from now on; None where nothing was."""
         decision = self._decided.get(_kind(name, a, b, out, added))
-        if decision is None or (way := decision.way) is None:
-            return decision
-        _, a_address, b_address, c_address, *_ = places
-        if out is None:
-            if (a_address | b_address) & _UNALIGNED or not (a_address and b_address):
-                return None
-        elif not way.apart(a_address, b_address, c_address) or (added is not None and _meet(added, out)):
-            return None
-        self._places.note(places, operands, decision)
+        if decision is not None and _guards is not None:
+            with suppress(Exception):  # another PyTorch
+                guard = _guards.TensorGuards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+                self._guarded[like] = [(guard.check, decision), *self._guarded.get(like, [])[:_GUARDS]]
         return decision
 
     def _at_length(
@@ -260,9 +257,18 @@ def _misfit(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None) -> s
         return "operands do not fit"
     if 0 in (*shape, a.shape[-1]):
         return "empty"
-    if out is not None and (out.shape != shape or not out.is_contiguous()):
+    if out is not None and (out.shape != shape or not _by_rows(out)):
         return "out"
     return ""
+
+
+def _by_rows(out: Tensor) -> bool:
+    """Return whether a tensor is stored row by row, which may lie apart, and matrix by matrix."""
+    *batch, height, width = out.shape
+    *outer, rows, columns = out.stride()
+    contiguous = (columns == 1 or width == 1) and (rows >= width or height == 1)
+    apart = not batch or batch[0] == 1 or outer[0] >= (height - 1) * rows + width
+    return bool(contiguous and apart)
 
 
 def _refused(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, beta: Any, alpha: Any) -> str:
@@ -271,14 +277,14 @@ def _refused(a: Tensor, b: Tensor, out: Tensor | None, added: Tensor | None, bet
         return "scalars"
     if _precision("cuda", "matmul") not in _EXACT:
         return "it is allowed TF32"
-    if out is not None and any(_meet(each, out) for each in (a, b, added) if each is not None):
+    if out is not None and any(_meet(each, out) for each in (a, b, added)):
         return "operands in one memory"
     return ""
 
 
-def _meet(read: Tensor, written: Tensor) -> bool:
+def _meet(read: Tensor | None, written: Tensor) -> bool:
     """Return whether what is written may be read as something else."""
-    if read is written:
+    if read is None or read is written:
         return False
     return bool(read.untyped_storage().data_ptr() == written.untyped_storage().data_ptr())
 
