@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from test_simulator import SGEMM
 from test_simulator_faults import BULK, WAIT
+from test_simulator_fp16 import pipeline
 
 from autotune.code.compiler import Binary, compile_text
 from autotune.code.render import render
@@ -107,6 +108,10 @@ _MAKERS: dict[str, Callable[[], Launchable]] = {
     "copies": lambda: _rendered("sgemm", "tiny_block", Problem(1000, 1001, 1003)),
     "skinny": lambda: _rendered("sgemm_skinny", "rows_along", Problem(5, 1001, 1003, "nt")),
     "mma": lambda: _rendered("sgemm_3xtf32", "narrow_warps", Problem(256, 256, 256)),
+    "pipeline": lambda: Launchable(
+        _compiled(pipeline(), "k"), "k", (1, 1, 1), (384, 1, 1),
+        lambda: [*(np.ones(n, np.float16) for n in (16384, 8192)), np.ones(8192, np.float32), 2], 58368,
+    ),
     "wgmma": lambda: _rendered("sgemm_3xtf32_wgmma", "small_block", Problem(256, 256, 256, "nt")),
 }  # fmt: skip
 LAUNCHABLES = tuple(_MAKERS)

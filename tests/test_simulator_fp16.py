@@ -194,7 +194,6 @@ PTX = """.version 8.0
 
 # Warp 8 brings blocks of 64 x 64 halves of A (two warpgroups, one block each) and of B; it leaves first.
 PIPELINE = """// architecture sm_90a
-#include <cuda_fp16.h>
 constexpr int stages = 2, block_bytes = 8192;
 
 __device__ unsigned to_shared(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
@@ -205,7 +204,7 @@ __device__ void wait(unsigned barrier, unsigned parity)
         " @p bra DONE; bra AGAIN; DONE: }" :: "r"(barrier), "r"(parity) : "memory");
 }
 
-__device__ void bring(unsigned to, const __half* from, unsigned barrier)
+__device__ void bring(unsigned to, const unsigned short* from, unsigned barrier)
 {
     asm volatile(  // copy
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -217,7 +216,8 @@ __device__ unsigned long long descriptor(unsigned address)
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | address >> 4;
 }
 
-extern "C" __global__ void __launch_bounds__(384) k(const __half* a, const __half* b, float* c, int chunks)
+extern "C" __global__ void __launch_bounds__(384) k(
+    const unsigned short* a, const unsigned short* b, float* c, int chunks)
 {
     extern __shared__ unsigned char storage[];
     __shared__ __align__(8) unsigned long long full[stages], empty[stages];

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.simulator.emitter import (
-    Emitter,
-    Handler,
-    unsupported,
-)
+from autotune.simulator.emitter import Emitter, Handler, unsupported
 from autotune.simulator.ptx import TYPE_BITS, Instruction, split_operands
 
 _COMPARE = {

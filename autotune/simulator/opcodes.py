@@ -1,4 +1,4 @@
-"""The table of opcodes: writes the Python statements that execute one PTX instruction."""
+"""Writes the Python statements that execute one PTX instruction, by its rule or by a handler."""
 
 from __future__ import annotations
 
