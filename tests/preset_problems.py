@@ -10,6 +10,7 @@ _OTHERS = {
     "light_block": Problem(1000, 1000, 1000),
     "nt_block": Problem(4096, 4096, 4096, "nt"),
     "split_block": Problem(1536, 1536, 4096, "tt"),
+    "large_square": Problem(2176, 2048, 8192, "nt"),
     "shallow_block": Problem(65536, 64, 64),
     "split_slim": Problem(1760, 128, 1760, beta=1),
     "turning_tiny": Problem(256, 256, 256),

@@ -32,6 +32,7 @@ from autotune.values.problem import Problem
 Floats = NDArray[np.float32]
 UNOPTIMISED = ("-Xptxas=-O0",)  # the PTX is the same; of the machine code nothing is asked here
 ELSEWHERE = (
+    "sgemm_3xfp16_wgmma",
     "sgemm_3xtf32",
     "sgemm_3xtf32_wgmma",
     "sgemm_skinny",

@@ -350,7 +350,7 @@ namespace fallback {
 // a b = a_hi b_hi + a_hi b_lo + a_lo b_hi but for a_lo b_lo, which is below 2^-21 |a b|.
 // architecture sm_90a, the only one with wgmma
 // config   BM128-BN128-BK32-split_k1-stages5-splits3-vec_a4-vec_b1-vec_c1-guarded-group_m8-min_blocks1
-// template a3450e9af1d13ab3
+// template
 
 // The problem.
 constexpr int m = 1000;  // rows of C
