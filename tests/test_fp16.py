@@ -113,7 +113,10 @@ def test_every_value_of_every_parameter_is_run_and_blocks_take_turns() -> None:
             Problem(32768, 32768, 32768, math="3xfp16"),
             "what is split may take 4 GiB; give parts of the probl",
         ),
-        (Problem(128, 128, 128, math="3xfp16", batch=2), "without grid_z .* a family computes no batches"),
+        (
+            Problem(4096, 4096, 4096, math="3xfp16", batch=64),
+            "what is split may take 4 GiB; give parts of the",
+        ),
         (Problem(128, 128, 64, math="3xfp16"), "the kernel of 3xTF32, which computes what is out of range"),
     ],
     ids=str,
@@ -205,6 +208,21 @@ def test_what_is_out_of_range_is_left_to_3xtf32(change: Callable[[Floats, Floats
     assert not np.array_equal(product(a, b), by_3xtf32(a, b))
     change(a, b)
     np.testing.assert_array_equal(product(a, b), by_3xtf32(a, b))
+
+
+def test_each_product_of_a_batch_is_in_range_or_not_on_its_own() -> None:
+    problem = Problem(70, 66, 130, "tt", 1, "3xfp16", batch=3)
+    random = np.random.default_rng(9)
+    a, b, c = (random.standard_normal(shape, np.float32) for shape in problem.arrays)
+    a[1, 3, 3] = 1e20
+    source = source_of(problem, SMALL)
+    out = multiply(source, a, b, c, 0.75, -0.5, times=2)
+    alone = replace(problem, batch=1)
+    fallback = SPACE.fallback(alone, H200)
+    assert fallback is not None
+    for index, one in enumerate((source_of(alone, SMALL), render(*fallback), source_of(alone, SMALL))):
+        expected = multiply(one, a[index], b[index], c[index], 0.75, -0.5)
+        np.testing.assert_array_equal(out[index], expected)
 
 
 def rows_of_zeros(a: Floats, b: Floats) -> None:
@@ -350,6 +368,9 @@ def test_who_cannot_take_a_prepared_b_says_so() -> None:
         plain(np.ones((70, 200), np.float32), prepared)
     with pytest.raises(UsageError, match=r"a kernel of sgemm\w* prepares nothing: pass b itself"):
         plain.prepare(b)
+    batched = best_kernel(70, 140, 200, layout="nt", batch=2, math="3xfp16", device="simulator")
+    with pytest.raises(UsageError, match="a prepared B is that of one product: get a kernel without batch"):
+        batched.prepare(b)
     with pytest.raises(UsageError, match=r"b has shape \(200, 140\)"):
         kernel.prepare(b.T)
 

@@ -154,6 +154,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "sgemm_3xfp16_wgmma": {
         "exact": ((1024, 1024, 1024), "two_warpgroups", {}),
+        "batch": ((64, 64, 2048, "nt", 0, 16), "slim_block", {}),
         "guarded": ((1000, 1003, 1001, "tt", 1), "one_warpgroup", {"vec_c": 1, "edge": "guarded"}),
     },
     **{

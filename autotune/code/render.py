@@ -78,7 +78,7 @@ def render(
     names["gate"], names["gate_parameters"] = gate
     fallback = space.fallback(problem, device)
     if fallback is not None:
-        left = render(*fallback, gate=space.gate(problem))
+        left = render(*fallback, gate=space.gate(config, problem, device))
         names["fallback"] = (
             f"namespace fallback {{\n{left.text}}}  // namespace fallback\n\nusing fallback::{left.entry};"
         )

@@ -59,6 +59,10 @@ def parts(
         registers, spill_bytes = device.registers_per_sm // v["num_threads"] // 8 * 8, 0 * v["num_threads"]
     tiles = v["tiles_m"] * v["tiles_n"]
     blocks, rounds, _ = resident_blocks(device, tiles, registers, v["num_threads"], v["smem_bytes"])
+    several = -(
+        -problem.batch * tiles // device.sm_count
+    )  # products whose tiles do not fill the GPU share it
+    rounds = np.where(tiles < device.sm_count, several, problem.batch * rounds)
     ms_per_clock = 1e-3 / device.clock_mhz
     steps_ms = rounds * v["tiles_k"] * ms_per_clock
     multiplies = max(2 * device.tf32_multiplies_per_sm, 1) * RATE
@@ -73,7 +77,7 @@ def parts(
         for extent in (problem.m * problem.k, problem.k * problem.n, problem.m * problem.n)
     )
     split_ms = SPLIT_START_US * 1e-3 + 3 * (a_bytes + b_bytes) / (SPLIT_RATE * bandwidth)
-    left_ms = LEFT_US * 1e-3 * np.ceil(problem.m * problem.n / LEFT_TILE / device.sm_count)
+    left_ms = LEFT_US * 1e-3 * np.ceil(c_bytes / FLOAT_BYTES / LEFT_TILE / device.sm_count)
     product = np.maximum((tensor + stall) * steps_ms, (a_bytes + b_bytes + c_bytes) / bandwidth)
     return {
         "ms": split_ms + left_ms + START_US * 1e-3 + product,
@@ -86,6 +90,6 @@ def parts(
         "dram_ms": (a_bytes + b_bytes + c_bytes) / bandwidth,
         "occupancy": blocks * v["num_threads"] / device.max_threads_per_sm,
         "latency_factor": tensor / (tensor + stall),
-        "wave_efficiency": tiles / (rounds * device.sm_count),
+        "wave_efficiency": problem.batch * tiles / (rounds * device.sm_count),
         "spill_share": 0.0 * tiles,
     }

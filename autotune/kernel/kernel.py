@@ -184,6 +184,10 @@ class Kernel:
             ToolchainError: The kernels that do it do not compile.
         """
         try:
+            if self.problem.batch > 1:
+                raise UsageError(
+                    "a prepared B is that of one product: get a kernel without batch to prepare it"
+                )
             taken = self._machine.take(b, b, None, stream)
             lead, _, operand = lying("b", taken.b, 1, self.problem)
             if operand.ordinal != self._ordinal:

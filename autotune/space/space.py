@@ -497,12 +497,14 @@ class Space:
         except NothingLegal:
             return None
 
-    def gate(self, problem: Problem) -> tuple[str, str]:
+    def gate(self, config: Config, problem: Problem, device: Device) -> tuple[str, str]:
         """Return what the kernel of `fallback_space` asks first, and the parameters that it has for that."""
         if self._file.fallback is None:
             return "", ""
         names = ["workspace", "prepared"][: 1 + problem.prepared]
         parameters = ", ".join(f"float* {name}" for name in names)
+        if problem.batch > 1:  # each product has its part, of so many floats
+            names[0] += f" + product * {self._numbers(config, problem, device)['workspace_floats']}"
         return f"{self._file.fallback.unless}({', '.join(names)})", f",\n    {parameters}"
 
     @property
