@@ -46,7 +46,8 @@ class Way(NamedTuple):
         """Return the way of operands that were multiplied; None where it holds for these addresses alone."""
         if (a.address | b.address | c.address) & _UNALIGNED:
             return None
-        return cls(enqueue, _bytes(a), _bytes(b), _bytes(c), shape, row_major(shape))
+        call = enqueue.__call__  # a method is called sooner than an object
+        return cls(call, _bytes(a), _bytes(b), _bytes(c), shape, row_major(shape))
 
     def apart(self, a: int, b: int, c: int) -> bool:
         """Return whether operands at these addresses are there, aligned, and C lies apart from the others."""
