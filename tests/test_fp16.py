@@ -152,6 +152,25 @@ def test_one_product_is_as_exact_as_the_contract_says() -> None:
     a[:, 70], b[70] = random.uniform(1, 2, 24), random.uniform(1, 2, 40)
     a[:4, 70], b[70, :4] = 1 + 2.0**-11, 2 - 2.0**-23  # hard to split
     exact = a.astype(np.float64) @ b.astype(np.float64)
+    check_one_product(a, b, exact)
+
+
+@pytest.mark.parametrize("power", [-3, -2, -1, 0, 5, 13])
+def test_one_product_is_as_exact_at_every_magnitude_or_is_left(power: int) -> None:
+    """Beside an element that sets the scale, but multiplies a zero; lo is a tie, or just below one."""
+    random = np.random.default_rng(3)
+    a, b = np.zeros((24, 300), np.float32), np.zeros((300, 40), np.float32)
+    a[:, 0], b[1] = 2.0**14, 2.0**14
+    a[:, 70], b[70] = random.uniform(1, 1.05, 24) * 2.0**power, random.uniform(1, 1.05, 40) * 2.0**power
+    for x in (a[:, 70], b[70]):
+        x.view(np.uint32)[...] = x.view(np.uint32) & ~np.uint32(3) | 2
+    if power == -3:  # lo would end too early
+        np.testing.assert_array_equal(product(a, b), by_3xtf32(a, b))
+    else:
+        check_one_product(a, b, a.astype(np.float64) @ b.astype(np.float64))
+
+
+def check_one_product(a: Floats, b: Floats, exact: NDArray[np.float64]) -> None:
     errors = np.abs(product(a, b) - exact) / exact / UNIT_ROUNDOFF
     assert (
         errors.max() <= 10

@@ -43,13 +43,13 @@ struct alignas(4 * width) Vector {
 
 // What was found out about the rows of an operand in one slice of k, scaled so that the largest element of a row is in
 // [2^14, 2^15). An element is large from 2^9 on. It is lost where lo, which ends at 2^-24, cannot hold what hi leaves: below
-// 2^-3.
+// 2^-2.
 struct Range {
     int not_large;  // most elements of a row that are not large; rows of zeros do not count, they are exact
     int lost;       // most elements of a row that are lost
 };
 
-constexpr float large = 512.0f, least_whole = 0.125f;
+constexpr float large = 512.0f, least_whole = 0.25f;
 
 // An operand as the product reads it. Its rows are those of op(A), or the columns of op(B); both run along k. `tile` rows
 // of BK elements are a block, hi before lo, in which a row is 128 bytes and its 16-byte pieces are swizzled as wgmma wants
