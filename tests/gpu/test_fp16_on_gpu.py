@@ -103,6 +103,19 @@ def test_rows_of_any_scale_stay_in_range_and_deciding_needs_no_host() -> None:
             a[...] = kept
 
 
+def test_a_batch_is_right_where_one_product_is_left_to_3xtf32() -> None:
+    import cupy
+
+    kernel = best_kernel(200, 136, 264, batch=3, math="3xfp16")
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal(shape, np.float32) for shape in kernel.problem.arrays[:2])
+    a[1, 3, 3] = 1e20
+    found = cupy.asnumpy(kernel(cupy.asarray(a), cupy.asarray(b)))
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    limit = np.abs(wide_a) @ np.abs(wide_b)
+    assert (np.abs(found - wide_a @ wide_b) <= 16 * 264 * UNIT * limit).all()
+
+
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_a_prepared_b_gives_the_same_bits(library: str) -> None:
     module = pytest.importorskip(library)
