@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -385,6 +387,12 @@ def test_who_cannot_take_a_prepared_b_says_so() -> None:
         UsageError, match=r"b was prepared for sgemm_3xfp16_wgmma, n 140, k 200, .*; this kernel is s"
     ):
         plain(np.ones((70, 200), np.float32), prepared)
+    square = np.ones((128, 128), np.float32)
+    turned, straight = (
+        best_kernel(64, 128, 128, layout=layout, math="3xfp16", device="simulator") for layout in ("nt", "nn")
+    )
+    with pytest.raises(UsageError, match=r"B as in layout nt, .*; this kernel is .* B as in layout nn"):
+        straight(np.ones((64, 128), np.float32), turned.prepare(square))
     with pytest.raises(UsageError, match=r"a kernel of sgemm\w* prepares nothing: pass b itself"):
         plain.prepare(b)
     batched = best_kernel(70, 140, 200, layout="nt", batch=2, math="3xfp16", device="simulator")
@@ -392,6 +400,19 @@ def test_who_cannot_take_a_prepared_b_says_so() -> None:
         batched.prepare(b)
     with pytest.raises(UsageError, match=r"b has shape \(200, 140\)"):
         kernel.prepare(b.T)
+
+
+def test_copies_of_a_prepared_b_are_the_same_and_none_is_pickled() -> None:
+    kernel = best_kernel(70, 140, 200, math="3xfp16", device="simulator")
+    a, b = np.ones((70, 200), np.float32), np.ones((200, 140), np.float32)
+    prepared = kernel.prepare(b)
+    copies = [copy.copy(prepared), copy.deepcopy(prepared)]
+    del prepared
+    for each in copies:
+        np.testing.assert_array_equal(kernel(a, each), kernel(a, b))
+    with pytest.raises(UsageError, match="a prepared B cannot be pickled: pickle B, and prepare it where"):
+        pickle.dumps(copies[0])
+    assert len(repr(copies[0])) < 200
 
 
 # -- estimate ------------------------------------------------------------------------------------------------

@@ -27,6 +27,22 @@ class Prepared:
     address: int
     form: Form
 
+    def __copy__(self) -> Prepared:
+        """Return the same: what it holds is never changed."""
+        return self
+
+    def __deepcopy__(self, _: Any) -> Prepared:
+        """Return the same: what it holds is never changed."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuse to be pickled, as an address means nothing elsewhere."""
+        raise UsageError("a prepared B cannot be pickled: pickle B, and prepare it where it is used")
+
+    def __repr__(self) -> str:
+        """Return what it was prepared for, without the numbers."""
+        return f"<b prepared for {_in_words(self.form)}, {self.nbytes} bytes>"
+
     @property
     def nbytes(self) -> int:
         """Bytes that it takes beside B."""
@@ -50,7 +66,7 @@ def form_of(family: str, problem: Problem, columns: int | str | None, ordinal: i
         columns: Of a block of it.
         ordinal: CUDA ordinal of its GPU; None for the simulator.
     """
-    return family, problem.n, problem.k, columns, ordinal
+    return family, problem.n, problem.k, problem.layout[1], columns, ordinal
 
 
 def on_prepared(problem: Problem) -> Strided:
@@ -59,5 +75,6 @@ def on_prepared(problem: Problem) -> Strided:
 
 
 def _in_words(form: Form) -> str:
-    family, n, k, columns, ordinal = form
-    return f"{family}, n {n}, k {k}, BN {columns}, GPU {'simulated' if ordinal is None else ordinal}"
+    family, n, k, layout, columns, ordinal = form
+    where = "simulated" if ordinal is None else ordinal
+    return f"{family}, n {n}, k {k}, B as in layout n{layout}, BN {columns}, GPU {where}"

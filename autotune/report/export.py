@@ -32,7 +32,7 @@ ALIGNMENT = 16  # bytes that every operand's address must be a multiple of: no a
 STATUSES = (  # what a launch returns; what is positive is a cudaError_t
     ("AUTOTUNE_OK", 0, "it was launched, or there was nothing to do"),
     ("AUTOTUNE_NULL", -1, "A, B or C is a null pointer"),
-    ("AUTOTUNE_MISALIGNED", -2, f"A, B or C is not aligned to {ALIGNMENT} bytes"),
+    ("AUTOTUNE_MISALIGNED", -2, f"A, B, C or the workspace is not aligned to {ALIGNMENT} bytes"),
     ("AUTOTUNE_BETA", -3, "beta is not 0, and this kernel never reads C: export the problem with beta 1"),
     ("AUTOTUNE_WORKSPACE", -4, "the kernel needs a workspace, and it is a null pointer"),
     ("AUTOTUNE_NO_KERNEL", -5, "no exported kernel computes this problem"),

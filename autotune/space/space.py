@@ -479,7 +479,8 @@ class Space:
         space = self.fallback_space
         if space is None:
             return None
-        if self._last_fallback is None or self._last_fallback[:2] != (problem, device):
+        known = self._last_fallback  # read once: threads share a space
+        if known is None or known[:2] != (problem, device):
             stored: dict[str, Any] = {"prepared": 0} if problem.prepared else {}
             left = replace(problem, math=space.math, **stored)
             config = next(
@@ -488,8 +489,8 @@ class Space:
             if config is None:
                 space.fitted(next(iter(space.presets.values())), left, device)  # which says why not
             assert config is not None
-            self._last_fallback = (problem, device, Fitted(space, config, left, device))
-        return self._last_fallback[2]
+            known = self._last_fallback = (problem, device, Fitted(space, config, left, device))
+        return known[2]
 
     def _fits(self, config: Config, problem: Problem, device: Device) -> Config | None:
         try:
