@@ -47,8 +47,8 @@ class Entrant:
 class Timer:
     """Runs each launch of a sample once, in turns through the operands."""
 
-    def __init__(self, gpu, calls):
-        self.calls, self.next, self.method = calls, 0, None
+    def __init__(self, gpu, calls, kernels):
+        self.calls, self.next, self.method, self.kernels = calls, 0, None, kernels
 
     def prepare(self, launches, method):
         self.method = method

@@ -22,7 +22,8 @@ from autotune.values.measurement import Timing
 class Scripted:
     """A runnable whose samples take known times per launch: each of ``times``, then the last for ever."""
 
-    def __init__(self, *times, overhead=0.0, log=None):
+    def __init__(self, *times, overhead=0.0, log=None, kernels=1):
+        self.kernels = kernels
         self.times = list(times)
         self.overhead = overhead
         self.log = log
@@ -196,6 +197,11 @@ def test_a_final_sample_lasts_a_millisecond_or_three_launches(time, launches):
     assert timing.launches == launches
 
 
+def test_several_small_kernels_are_timed_by_graph_where_one_of_that_length_is_not():
+    methods = [time_candidate(Scripted(0.1, kernels=kernels), None, "warm").method for kernels in (1, 3, 4)]
+    assert methods == ["back-to-back", "back-to-back", "graph"]
+
+
 def test_graphs_can_be_asked_for_whatever_the_kernels_take():
     (timing,) = time_finalists([Scripted(2.0)], "cold", method="graph")
     assert (timing.method, timing.launches) == ("graph", 3)
@@ -281,6 +287,8 @@ class Heating:
 
 
 class Hot:
+    kernels = 1
+
     def __init__(self, gpu, ms, watts):
         self.gpu, self.ms, self.watts, self.ran = gpu, ms, watts, 0.0
 

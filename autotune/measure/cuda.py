@@ -129,11 +129,16 @@ class LoadedModule:
 
 
 class Multiplication:
-    """A loaded candidate: ``C = alpha op(A) op(B) + beta C`` on addresses."""
+    """A loaded candidate: ``C = alpha op(A) op(B) + beta C`` on addresses.
+
+    Attributes:
+        kernels: That one call starts.
+    """
 
     def __init__(self, gpu: Gpu, cubin: bytes, launch: Launch) -> None:
         module = LoadedModule(gpu, cubin)
         self._kernels = [(each, module.kernel(each.entry, each.shared_bytes)) for each in launch.kernels]
+        self.kernels = len(self._kernels)
         self._workspace = 0
         if launch.workspace_bytes:
             self._memory = gpu.allocate(launch.workspace_bytes)
@@ -155,9 +160,11 @@ class EventTimer:
     Args:
         gpu: Where to run.
         calls: Each enqueues one launch; the launches of a sample take turns through them, on and on.
+        kernels: That one launch starts.
     """
 
-    def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]], kernels: int = 1) -> None:
+        self.kernels = kernels
         self._gpu = gpu
         self._calls = calls
         self._next = 0

@@ -280,7 +280,7 @@ class Stand:
         return kernel_names(self._gpu, self._calls(multiply)[0])
 
     def _timer(self, multiply: Multiply, operands: Sequence[Operands] = ()) -> EventTimer:
-        return EventTimer(self._gpu, self._calls(multiply, operands))
+        return EventTimer(self._gpu, self._calls(multiply, operands), getattr(multiply, "kernels", 1))
 
     def _calls(self, multiply: Multiply, operands: Sequence[Operands] = ()) -> list[Callable[[], None]]:
         """Return one launch for each copy of the operands, as timed: of the stand's own if not given."""

@@ -19,7 +19,7 @@ import numpy as np
 from autotune.measure.clocks import Reading, power_of
 from autotune.values.measurement import L2, POWER_CAP, Clocks, Method, Sustained, Timing
 
-GRAPH_BELOW_MS = 0.03  # a lone launch reads up to 10 us too much, so this holds for every kernel below 20 us
+GRAPH_BELOW_MS = 0.03  # for each kernel; a lone launch reads up to 10 us too much, so this holds below 20 us
 REPEAT_BELOW_MS = 0.2  # a short first launch may read several times too much: its process has just started
 GRAPH_LAUNCHES = 20
 MAX_LAUNCHES = 1000
@@ -41,7 +41,13 @@ T = TypeVar("T")
 
 
 class Runnable(Protocol):
-    """What can be timed."""
+    """What can be timed.
+
+    Attributes:
+        kernels: That one launch starts, each of which costs the host some microseconds.
+    """
+
+    kernels: int
 
     def prepare(self, launches: int, method: Method) -> None:
         """Make a sample consist of this many launches, issued this way."""
@@ -264,7 +270,7 @@ def _calibrate(runnable: Runnable, sample_ms: float) -> tuple[int, Method, float
     if min(lone) < REPEAT_BELOW_MS:
         lone.append(runnable.sample())
     estimate = min(lone)
-    if estimate < GRAPH_BELOW_MS:
+    if estimate < GRAPH_BELOW_MS * runnable.kernels:
         method = "graph"
         runnable.prepare(GRAPH_LAUNCHES, method)
         runnable.sample()  # the first replay also uploads the graph
