@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from autotune import records
 from autotune.code import cubins
-from autotune.errors import Rejected, TuningError
+from autotune.errors import DeviceError, Rejected, TuningError
 from autotune.measure.worker import GpuWorker
 from autotune.records import Store, compose
 from autotune.records.trials import TrialLog
@@ -127,16 +127,16 @@ def sustained_s(budget: Budget) -> float:
 
 
 def sustain(standing: Standing, gpu: GpuWorker, progress: Progress, seconds: float) -> Standing:
-    """Run the winner back to back, for the energy of its launches; that it fails is a note.
-
-    Raises:
-        DeviceError: The GPU fails, without the winner's fault.
-    """
+    """Run the winner back to back, for the energy of its launches; that it or the GPU fails is a note."""
     built = standing.built[standing.winner]
-    found = gpu.sustained(
-        *(built.binary, built.source.launch, standing.passed(standing.winner).timing, seconds),
-        timeout_s=TIMEOUT_S + trial_limit(standing.candidates.problem),
-    )
+    try:
+        found = gpu.sustained(
+            *(built.binary, built.source.launch, standing.passed(standing.winner).timing, seconds),
+            timeout_s=TIMEOUT_S + trial_limit(standing.candidates.problem),
+        )
+    except DeviceError as error:  # what was found is not lost for that
+        progress.notes.append(f"the energy of a launch is not known: {error}")
+        return standing
     if isinstance(found, Rejected):
         progress.notes.append(f"the energy of a launch is not known: {found.kind}, {found.why}")
         return standing
