@@ -158,10 +158,10 @@ def test_the_finalists_are_those_of_the_record(record, page):
     assert float(winner[4]) == round(record.gflops / 1000, 2)
 
 
-def test_the_roofline_has_the_levels_of_cublas_and_power(record, page):
+def test_the_roofline_has_the_level_of_cublas_and_that_of_power_where_the_winner_ran_for_long(record, page):
     rows = {row[0]: row[1:] for row in page.tables["f3"][1:]}
     assert rows["winner"][1:] == [f"{record.gflops / 1000:.2f}", "measured"]
-    assert rows["power cap, 690 W"][1] == rows["winner"][1]
+    assert not any(name.startswith("power cap") for name in rows)
     assert float(rows["cuBLAS"][1]) == round(PROBLEM.flops / record.cublas.median_ms / 1e9, 2)
 
 

@@ -101,12 +101,14 @@ def _nvrtc() -> Finding:
 
 def _cache() -> Finding:
     from autotune.records import Store
+    from autotune.records.files import LEARNED
 
     store = Store()
     try:
         store.check_writable()
         folders = [entry for entry in store.root.iterdir() if entry.is_dir()] if store.root.is_dir() else []
-        count = sum(file.suffix == ".json" for folder in folders for file in folder.iterdir())
+        names = [file.name for folder in folders for file in folder.iterdir()]
+        count = sum(name.endswith(".json") and name != LEARNED for name in names)
     except AutotuneError as error:
         return Finding("records", False, "cannot be kept", _line(error))
     except OSError as error:

@@ -270,7 +270,7 @@ def roofline_figure(
             if account is not None and rate is None:
                 rate = tried.get(f"{account.source.family} {account.source.config.id}")
             named += [] if rung.step.name == WINNER else [(rung.step.name, account, rate)]
-    points, missing = placed(named, record.problem)
+    points, missing = placed(named, record.problem, device)
     ceilings = (
         [] if record.cublas is None else [("cuBLAS", record.problem.flops / record.cublas.median_ms / 1e6)]
     )
@@ -285,11 +285,11 @@ def roofline_figure(
             gflops = record.sustained.gflops(record.problem.flops)
             says += f"; for long it holds {record.sustained.words(record.problem.flops)}"
         capped = isinstance(throttle, tuple) and POWER_CAP in throttle
-        if isinstance(watts, int | float) and capped:
+        if isinstance(watts, int | float) and capped and record.sustained is not None:
             ceilings.append((f"power cap, {watts:.0f} W", gflops))
         if isinstance(watts, int | float) and record.sustained is None:
-            told = " and was held at its power cap" if capped else ", below its power cap"
-            says += f"; the GPU drew {watts:.0f} W{told}"
+            told = ", and met its power cap at times" if capped else ", below its power cap"
+            says += f"; the GPU drew {watts:.0f} W when it was looked at{told}"
     rows = [
         [
             point.name,

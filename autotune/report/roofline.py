@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autotune.model.account import ridge
+from autotune.model.account import problem_intensity, ridge
 from autotune.report.chart import Axis, Chart, Series
 from autotune.report.explain import Account
 from autotune.values.device import Device
@@ -20,7 +20,8 @@ class Point:
 
     Attributes:
         name: Label.
-        intensity: FLOP per byte of global memory.
+        intensity: FLOP per byte of global memory, of its tile; of the problem where reuse in L2, which a tile
+            does not count, lets it be faster than the bandwidth allows its tile.
         gflops: Rate.
         measured: False draws a hollow mark: an estimate.
     """
@@ -46,12 +47,12 @@ def draw_accounts(
     Raises:
         DeviceError: The device's clock or bandwidth is unknown.
     """
-    points, missing = placed(accounts, problem)
+    points, missing = placed(accounts, problem, device)
     return draw(device, points, title, problem.math, missing)
 
 
 def placed(
-    accounts: Iterable[tuple[str, Account | None, float | None]], problem: Problem
+    accounts: Iterable[tuple[str, Account | None, float | None]], problem: Problem, device: Device
 ) -> tuple[list[Point], list[str]]:
     """Return the kernels that have a rate, and the names of those that have none: see `draw_accounts`."""
     points, missing = [], []
@@ -60,10 +61,11 @@ def placed(
         estimated = None if account is None or not account.estimate_ms else account.estimate_ms
         if account is None or (measured is None and estimated is None):
             missing.append(name)
-        elif measured is not None:
-            points.append(Point(name, account.tile_intensity, measured, True))
-        elif estimated is not None:
-            points.append(Point(name, account.tile_intensity, problem.flops / estimated / 1e6, False))
+            continue
+        gflops = measured if measured is not None else problem.flops / (estimated or 1) / 1e6
+        below = gflops <= account.tile_intensity * device.bandwidth_gbs
+        intensity = account.tile_intensity if below else problem_intensity(problem)
+        points.append(Point(name, intensity, gflops, measured is not None))
     return points, missing
 
 
@@ -104,7 +106,8 @@ def roofline(
         [knee, *(1.25 * point.intensity for point in points), *(point.intensity for point in points)],
         log=True,
     )
-    y = Axis.around("TFLOP/s", [peak, *(point.gflops / 1000 for point in points)], log=True)
+    rates = [*(point.gflops for point in points), *(gflops for _, gflops in ceilings)]
+    y = Axis.around("TFLOP/s", [peak, *(rate / 1000 for rate in rates)], log=True)
     first = max(x.low, y.low / bandwidth)  # where the slope enters the drawing
     series = [Series("roof", "line", [(first, first * bandwidth), (knee, peak), (x.high, peak)])]
     for name, gflops in ceilings:

@@ -57,6 +57,12 @@ class Heading:
     def _parts(self) -> dict[Path, str]:
         return _parts(self.uses, self.path)
 
+    @property
+    def falls_back(self) -> bool:
+        """Whether there is a table ``[fallback]``, found without parsing."""
+        texts = (self.text, *self._parts.values())
+        return any(re.search(r"^\s*\[\s*fallback\s*\]", text, re.MULTILINE) for text in texts)
+
     def whole(self) -> SpaceFile:
         """Parse the text, and those of the parts.
 

@@ -468,6 +468,8 @@ class Space:
     @cached_property
     def fallback_space(self) -> Space | None:
         """The family whose kernel computes what this one's leaves, decided on the device; None for none."""
+        if isinstance(self._heading, Heading) and not self._heading.falls_back:
+            return None
         return None if self._file.fallback is None else Space.load(self._file.fallback.family)
 
     def fallback(self, problem: Problem, device: Device) -> Fitted | None:

@@ -64,6 +64,8 @@ class Problem:
             raise ProblemError(
                 f"beta = {self.beta} is unknown: give 0 (C is never read) or 1 (C is read and scaled)"
             )
+        if self.math == ANY:
+            raise ProblemError(f"math {ANY!r} is no single problem: give one of {', '.join(MATHS)}")
         if self.math not in MATHS:
             raise ProblemError(f"math {self.math!r} is unknown: give one of {', '.join(MATHS)}")
 
