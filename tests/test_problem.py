@@ -111,5 +111,7 @@ def test_any_asks_for_every_math_and_is_none_itself():
     assert asked_maths("3xtf32") == ("3xtf32",)
     with pytest.raises(ProblemError, match=r"math 'fp8' is unknown: give one of ffma, 3xtf32, 3xfp16, any"):
         asked_maths("fp8")
-    with pytest.raises(ProblemError, match=r"math 'any' is no single problem: give one of ffma, 3xtf32, 3xfp16$"):
+    with pytest.raises(
+        ProblemError, match=r"math 'any' is no single problem: give one of ffma, 3xtf32, 3xfp16$"
+    ):
         Problem(1, 1, 1, math="any")
