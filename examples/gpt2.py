@@ -182,7 +182,9 @@ def main() -> int:
         arguments.add_argument(f"--{name}", type=int, default=default)
     for name, default in (("context", 512), ("batch", 8), ("steps", 20)):
         arguments.add_argument(f"--{name}", type=int, default=default)
-    arguments.add_argument("--math", default="any", help="ffma, any, or another that autotune.torch.enabled takes")
+    arguments.add_argument(
+        "--math", default="any", help="ffma, any, or another that autotune.torch.enabled takes"
+    )
     arguments.add_argument("--tune", default="quick", choices=["quick", "no"])
     arguments.add_argument("--compiled", action="store_true", help="with torch.compile")
     words = vars(arguments.parse_args())

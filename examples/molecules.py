@@ -115,7 +115,9 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for name, default in (("molecules", 1024), ("atoms", 64), ("features", 64), ("layers", 4), ("steps", 30)):
         arguments.add_argument(f"--{name}", type=int, default=default)
-    arguments.add_argument("--math", default="any", help="ffma, any, or another that autotune.torch.enabled takes")
+    arguments.add_argument(
+        "--math", default="any", help="ffma, any, or another that autotune.torch.enabled takes"
+    )
     arguments.add_argument("--tune", default="quick", choices=["quick", "no"])
     arguments.add_argument("--compiled", action="store_true", help="with torch.compile")
     asked = arguments.parse_args()
