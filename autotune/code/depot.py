@@ -18,6 +18,7 @@ from pathlib import Path
 from autotune.errors import UsageError
 from autotune.outside import read_bytes
 from autotune.paths import write_file
+from autotune.values.digest import digest_of
 
 LIMIT_VARIABLE = "AUTOTUNE_COMPILED_MIB"
 DEFAULT_MIB = 512
@@ -128,9 +129,4 @@ def depot_key(kind: str, parts: Iterable[str]) -> str:
         kind: Of the entry; keys of two kinds never meet.
         parts: The texts.
     """
-    return f"{kind}.{digest_of(parts)}"
-
-
-def digest_of(parts: Iterable[str]) -> str:
-    """Hash texts, each kept apart from the next."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"{kind}.{digest_of(*parts)}"

@@ -14,8 +14,9 @@ from autotune.code.sandbox import limited
 from autotune.code.templates import Template, template_of
 from autotune.errors import SpaceError
 from autotune.space.space import Config, Space
-from autotune.space.statements import TEMPLATE_NAMES, digest_of
+from autotune.space.statements import TEMPLATE_NAMES
 from autotune.values.device import Device
+from autotune.values.digest import digest_of
 from autotune.values.measurement import Launch
 from autotune.values.problem import Problem
 

@@ -26,6 +26,7 @@ _RENDERING = (
     *("code/render.py", "code/templates.py", "code/sandbox.py", "space/space.py", "space/file.py"),
     *("space/statements.py", "space/expression.py"),
     *("values/problem.py", "values/device.py", "values/measurement.py", "values/limits.py"),
+    "values/digest.py",
 )
 
 

@@ -7,7 +7,6 @@ beside the template or among the built-in ones, so then all of these count. No J
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -23,6 +22,7 @@ from autotune.errors import SpaceError
 from autotune.outside import printable, read_bytes
 from autotune.paths import data_dir
 from autotune.space.space import Space
+from autotune.values.digest import digest_of
 from autotune.values.lazy import cached_property
 
 if TYPE_CHECKING:
@@ -213,9 +213,12 @@ def _read(folders: tuple[Path, ...], first: str) -> _Known:
         waiting += [*loaded, *(names if computed else ())]
     newest = max(stamp[0] for stamp in stamps.values() if stamp is not None)
     parts = (part for name in sorted(files) for part in (name, str(len(files[name][1])), files[name][1]))
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return _Known(
-        Template(first, files, digest), stamps, folders if names else (), names, newest < now - _SETTLED_NS
+        Template(first, files, digest_of(*parts)),
+        stamps,
+        folders if names else (),
+        names,
+        newest < now - _SETTLED_NS,
     )
 
 

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 from autotune.code.compiler import nvrtc_version
-from autotune.code.depot import digest_of
 from autotune.code.render import template_digest
 from autotune.errors import RecordError, Rejected, UsageError
 from autotune.kernel.choices import Choice, Served
@@ -29,6 +28,7 @@ from autotune.records.schema import Digest, Text
 from autotune.space.space import Config, built_in
 from autotune.tuning.prediction import model_digest
 from autotune.values import jsontext, typed
+from autotune.values.digest import digest_of
 from autotune.values.limits import Count, Name
 from autotune.values.measurement import MeasuredTrial, Sustained, Timing, Verdict
 from autotune.values.suite import Shape
@@ -156,8 +156,8 @@ class Circumstances:
             facts.cublas or "",
             nvrtc_version(),
             model_digest(store, facts.device),
-            digest_of(f"{space.content_digest} {template_digest(space)}" for space in built_in()),
-            digest_of(f"{path} {(found := path.stat()).st_mtime_ns} {found.st_size}" for path in paths),
+            digest_of(*(f"{space.content_digest} {template_digest(space)}" for space in built_in())),
+            digest_of(*(f"{path} {(found := path.stat()).st_mtime_ns} {found.st_size}" for path in paths)),
         )
 
     def differences(self, other: Circumstances) -> str:
@@ -202,7 +202,7 @@ class Rows:
     """
 
     def __init__(self, store: Store, shapes: Sequence[Shape], *asked: object, resume: bool = True) -> None:
-        self.path = store.root / FOLDER / f"{digest_of(map(repr, (*shapes, *asked)))[:16]}.jsonl"
+        self.path = store.root / FOLDER / f"{digest_of(*map(repr, (*shapes, *asked)))[:16]}.jsonl"
         self.done: dict[str, Row] = {}
         self.seed: int | None = None
         self.told = ""

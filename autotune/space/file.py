@@ -12,7 +12,8 @@ from autotune.errors import SpaceError
 from autotune.outside import TOML_LIMIT, parse_toml, printable, read_bytes, shown
 from autotune.paths import data_dir
 from autotune.space.expression import Expression
-from autotune.space.statements import HEAD, Reader, SpaceFile, codes_of, digest_of
+from autotune.space.statements import HEAD, Reader, SpaceFile, codes_of
+from autotune.values.digest import digest_of
 from autotune.values.lazy import cached_property
 
 _SHARED = ("derived", "constraints", "search", "launch")  # what files may have in common

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import keyword
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, cast, get_args
 from autotune.errors import SpaceError
 from autotune.outside import printable, shown
 from autotune.space.expression import FUNCTIONS, Expression
+from autotune.values.digest import digest_of
 from autotune.values.measurement import Argument
 from autotune.values.problem import MATHS
 
@@ -178,11 +178,6 @@ def codes_of(words: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Number all words that names may be, each word once."""
     distinct = dict.fromkeys(word for choices in words.values() for word in choices)
     return {word: code for code, word in enumerate(distinct)}
-
-
-def digest_of(*texts: str) -> str:
-    """Hash texts, SHA-256."""
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 class Reader:
