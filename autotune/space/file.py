@@ -12,7 +12,7 @@ from autotune.errors import SpaceError
 from autotune.outside import TOML_LIMIT, parse_toml, printable, read_bytes, shown
 from autotune.paths import data_dir
 from autotune.space.expression import Expression
-from autotune.space.statements import HEAD, Reader, SpaceFile, codes_of
+from autotune.space.statements import HEAD, Fallback, Reader, SpaceFile, codes_of
 from autotune.values.digest import digest_of
 from autotune.values.lazy import cached_property
 
@@ -30,6 +30,7 @@ class Heading:
         family: As in `SpaceFile`, like what follows.
         serves: The arithmetic.
         serves_when: The condition.
+        fallback: The family that computes what this one's kernel leaves.
         codes: Of the words that problems have.
         uses: Names of the parts.
         template: Of a file that says which, all is read at once.
@@ -40,6 +41,7 @@ class Heading:
     family: str
     serves: str | None
     serves_when: Expression | None
+    fallback: Fallback | None
     codes: dict[str, int]
     uses: tuple[str, ...]
     template: None = None
@@ -57,12 +59,6 @@ class Heading:
     @cached_property
     def _parts(self) -> dict[Path, str]:
         return _parts(self.uses, self.path)
-
-    @property
-    def falls_back(self) -> bool:
-        """Whether there is a table ``[fallback]``, found without parsing."""
-        texts = (self.text, *self._parts.values())
-        return any(re.search(r"^\s*\[\s*fallback\s*\]", text, re.MULTILINE) for text in texts)
 
     def whole(self) -> SpaceFile:
         """Parse the text, and those of the parts.
@@ -85,20 +81,21 @@ def read_space_file(name_or_path: str | Path) -> SpaceFile:
 
 
 def read_heading(path: Path) -> Heading | SpaceFile:
-    """Read a file that begins with its family and ``[serves]``, no further; any other one is read whole.
+    """Read a file that begins with its family, ``[serves]`` and ``[fallback]``, no further; or all of it.
 
     Raises:
         SpaceError: The file is missing or malformed.
     """
     text = _text(path)
-    cut = re.search(r"^\[(?!serves\])", text, re.MULTILINE)
+    cut = re.search(r"^\[(?!(?:serves|fallback)\])", text, re.MULTILINE)
     beginning = text[: cut.start()] if cut else text
     try:
         content = parse_toml(beginning)
     except ValueError:  # such as a "[" within a text of several lines
         return read_space_file(path)
-    said_later = "serves" not in content and "serves" in text[len(beginning) :]
-    if said_later or not content.keys() <= {*HEAD}:
+    rest = text[len(beginning) :]
+    said_later = any(name not in content and name in rest for name in ("serves", "fallback"))
+    if said_later or not content.keys() <= {*HEAD, "fallback"}:
         return read_space_file(path)
     reader = Reader(content, path)
     reader.codes = codes_of(reader.words)
@@ -108,6 +105,7 @@ def read_heading(path: Path) -> Heading | SpaceFile:
         family=reader.family(),
         serves=reader.math(),
         serves_when=reader.when(),
+        fallback=reader.fallback(),
         codes=reader.codes,
         uses=reader.uses(),
     )

@@ -468,9 +468,8 @@ class Space:
     @cached_property
     def fallback_space(self) -> Space | None:
         """The family whose kernel computes what this one's leaves, decided on the device; None for none."""
-        if isinstance(self._heading, Heading) and not self._heading.falls_back:
-            return None
-        return None if self._file.fallback is None else Space.load(self._file.fallback.family)
+        stated = self._heading.fallback
+        return None if stated is None else Space.load(stated.family)
 
     def fallback(self, problem: Problem, device: Device) -> Fitted | None:
         """Return a config of `fallback_space` for a problem, the first preset that fits; None without one.
@@ -502,13 +501,14 @@ class Space:
 
     def gate(self, config: Config, problem: Problem, device: Device) -> tuple[str, str]:
         """Return what the kernel of `fallback_space` asks first, and the parameters that it has for that."""
-        if self._file.fallback is None:
+        stated = self._heading.fallback
+        if stated is None:
             return "", ""
         names = ["workspace", "prepared"][: 1 + problem.prepared]
         parameters = ", ".join(f"float* {name}" for name in names)
         if problem.batch > 1:  # each product has its part, of so many floats
             names[0] += f" + product * {self._numbers(config, problem, device)['workspace_floats']}"
-        return f"{self._file.fallback.unless}({', '.join(names)})", f",\n    {parameters}"
+        return f"{stated.unless}({', '.join(names)})", f",\n    {parameters}"
 
     @property
     def math(self) -> Math:

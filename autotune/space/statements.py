@@ -215,7 +215,7 @@ class Reader:
             self.derived[name] = self._expression(entry, "expr", f"derived.{name}")
             self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
         launch, before, prepare = (self._table(name) for name in ("launch", "before", "prepare"))
-        fallback = self._fallback()
+        fallback = self.fallback()
         rules, narrowing = (
             tuple(self._rule(section, name, entry) for name, entry in self._table(section).items())
             for section in ("constraints", "search")
@@ -349,7 +349,8 @@ class Reader:
         reason = self._text(entry, "reason", f"{place}.reason")
         return Rule(name, self._expression(entry, "expr", place), reason, narrows=section == "search")
 
-    def _fallback(self) -> Fallback | None:
+    def fallback(self) -> Fallback | None:
+        """Return the table of that name; None without one."""
         table = self._table("fallback")
         if not table:
             return None
