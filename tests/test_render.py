@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jinja2
@@ -255,7 +256,9 @@ def test_every_function_is_one_of_the_gpu():
 
 
 def test_every_part_is_included():
-    parts = {f"parts/{path.name}" for path in (ROOT / "templates" / "parts").iterdir()}
+    parts = {
+        path.relative_to(ROOT / "templates").as_posix() for path in (ROOT / "templates").rglob("parts/*/*")
+    }
     assert set().union(*(template_facts(family)[1] for family in FAMILIES)) == parts
 
 
@@ -330,8 +333,8 @@ def test_a_comment_changes_the_template_but_not_the_code(copy, old, new):
     ("old", "new", "file"),
     [
         ("threadIdx.x;", "threadIdx.x + 0;", "sgemm.cu.jinja"),
-        ("a warp has 32 lanes", "a warp // has lanes", "parts/constants.cu.jinja"),
-        ("const int j = i % 2 ?", "const int j = i % 3 ?", "parts/multiply.cu.jinja"),
+        ("a warp has 32 lanes", "a warp // has lanes", "parts/sgemm/constants.cu.jinja"),
+        ("const int j = i % 2 ?", "const int j = i % 3 ?", "parts/sgemm/multiply.cu.jinja"),
     ],
 )
 def test_a_change_of_the_code_changes_both_digests(copy, old, new, file):
@@ -341,8 +344,8 @@ def test_a_change_of_the_code_changes_both_digests(copy, old, new, file):
 
 
 def test_what_looks_like_a_comment_in_a_string_is_code(copy):
-    one = copy("a warp has 32 lanes", "a warp // has 32 lanes", "parts/constants.cu.jinja")
-    other = copy("a warp has 32 lanes", "a warp // has 33 lanes", "parts/constants.cu.jinja")
+    one = copy("a warp has 32 lanes", "a warp // has 32 lanes", "parts/sgemm/constants.cu.jinja")
+    other = copy("a warp has 32 lanes", "a warp // has 33 lanes", "parts/sgemm/constants.cu.jinja")
     assert one.code_digest != other.code_digest
 
 
@@ -373,7 +376,7 @@ def test_a_fault_in_a_part_names_the_part(copy):
     with pytest.raises(
         SpaceError, match=r"constants\.cu\.jinja: line 2: does not render \('nothing' is undefined"
     ):
-        copy("{{ m }};", "{{ nothing.m }};", "parts/constants.cu.jinja")
+        copy("{{ m }};", "{{ nothing.m }};", "parts/sgemm/constants.cu.jinja")
 
 
 def test_a_family_of_ones_own_lies_in_one_folder_and_may_include_built_in_parts(tmp_path):
@@ -387,7 +390,7 @@ def test_a_family_of_ones_own_lies_in_one_folder_and_may_include_built_in_parts(
     made = render(space, space.config({"BM": 32}), Problem(100, 1, 1), H200)
     assert made.text == 'extern "C" __global__ void mine() { // 32\n}\n'
     assert (made.entry, made.launch.grid, made.launch.shared_bytes) == ("mine", (4, 1, 1), 0)
-    template.write_text('//% include "parts/cp_async.cu.jinja"\n')
+    template.write_text('//% include "parts/common/cp_async.cu.jinja"\n')
     assert "cp.async.commit_group" in render(space, space.config({"BM": 32}), Problem(1, 1, 1), H200).text
 
 
@@ -458,10 +461,29 @@ def test_the_digest_leaves_out_what_a_template_does_not_load(mine):
 
 
 def test_a_part_that_hides_a_built_in_one_changes_the_digest(mine):
-    first = mine('//% include "parts/cp_async.cu.jinja"\n')
-    assert mine(**{"parts/cp_async.cu.jinja": "// mine\n"}) != first
-    computed = mine('//% include "parts/" ~ "cp_async.cu.jinja"\n')
+    first = mine('//% include "parts/common/cp_async.cu.jinja"\n')
+    assert mine(**{"parts/common/cp_async.cu.jinja": "// mine\n"}) != first
+    computed = mine('//% include "parts/common/" ~ "cp_async.cu.jinja"\n')
     assert mine(**{"some/new": "file\n"}) != computed
+
+
+def test_a_part_may_be_named_as_when_all_lay_in_one_folder(mine, tmp_path):
+    def text(name):
+        mine(f'//% include "{name}"\n')
+        space = Space.load(tmp_path / "mine.toml")
+        return render(space, space.config({"BM": 32}), Problem(1, 1, 1), H200).text
+
+    assert "cp.async.commit_group" in text("parts/cp_async.cu.jinja")
+    assert text("parts/tf32_split.cu.jinja") == text("parts/tf32/split.cu.jinja")
+    moved = tomllib.loads((ROOT / "templates/parts/moved.toml").read_text())
+    assert all((ROOT / f"templates/parts/{now}.cu.jinja").is_file() for now in moved.values())
+
+
+def test_a_part_of_ones_own_hides_a_built_in_one_by_its_name_of_before_too(mine):
+    first = mine('//% include "parts/common/cp_async.cu.jinja"\n')
+    assert mine(**{"parts/cp_async.cu.jinja": "// mine\n"}) != first
+    hidden = mine(**{"parts/cp_async.cu.jinja": "// mine too\n"})
+    assert mine(**{"parts/common/cp_async.cu.jinja": "// mine, where it lies now\n"}) != hidden
 
 
 def test_a_computed_name_may_stand_for_so_many_files_only(mine, monkeypatch):

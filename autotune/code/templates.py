@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import time
+import tomllib
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache
@@ -200,7 +201,7 @@ def _read(folders: tuple[Path, ...], first: str) -> _Known:
     waiting, sure = [first], {first}
     while waiting:
         name = waiting.pop()
-        places = (os.path.join(folder, name) for folder in folders)
+        places = (os.path.join(folder, each) for folder in folders for each in _spellings(name))
         place = next((place for place in places if stamps.setdefault(place, _stamp(place)) is not None), None)
         text = None if name in files or place is None else _text(place, name in sure)
         if text is None or place is None:
@@ -237,6 +238,20 @@ def _plain(name: str) -> str | None:
     """Return a name as it stands among the files, or None if it leads out of the folders."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts else "/".join(parts)
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Return a name, and the other one of a part that has moved: where it lies now, or lay before."""
+    other = _moved().get(name)
+    return (name,) if other is None else (name, other)
+
+
+@cache
+def _moved() -> Mapping[str, str]:
+    """Return the other name of each part that has moved, by either."""
+    stems = tomllib.loads((data_dir("templates") / "parts" / "moved.toml").read_text(encoding="utf-8"))
+    now = {f"parts/{before}.cu.jinja": f"parts/{stem}.cu.jinja" for before, stem in stems.items()}
+    return now | {place: before for before, place in now.items()}
 
 
 def _listing(folders: tuple[Path, ...]) -> tuple[str, ...]:
