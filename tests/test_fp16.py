@@ -82,6 +82,9 @@ CASES: list[tuple[tuple[Any, ...], Choice]] = [
     ((65, 131, 65, "tt", 1), {**SMALL, "stages": 5, "vec_c": 1, "group_m": 4}),
     ((200, 70, 300, "tn"), {"BM": 192, "BN": 96, "stages": 3, "promote": 64}),
     ((130, 210, 100, "nt", 1), {"BN": 208, "stages": 2, "group_m": 16}),
+    ((64, 150, 66), {"BM": 64, "BN": 160, "stages": 3}),
+    ((60, 190, 66), {"BM": 64, "BN": 192, "stages": 2, "promote": 64}),
+    ((60, 220, 66, "nn", 1), {"BM": 64, "BN": 224, "stages": 2, "promote": 64}),
     ((260, 66, 129, "nn", 1), {**SMALL, "stages": 6, "promote": 64}),
     ((3, 37, 1030, "tn"), {"BM": 64, "BN": 32, "stages": 4, "vec_c": 1}),
 ]
