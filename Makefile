@@ -42,7 +42,7 @@ test: install  ## all tests that need no GPU
 	$(BIN)/pytest
 
 golden: install  ## rewrite the rendered kernels the tests compare with
-	$(BIN)/pytest tests/test_goldens.py --update-golden
+	$(BIN)/pytest tests/test_goldens.py tests/test_parts.py --update-golden
 
 gpu: $(GPU_PARTS)  ## the tests that need a GPU, part by part; a skip is a failure
 
