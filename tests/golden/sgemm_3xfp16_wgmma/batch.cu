@@ -167,10 +167,13 @@ __device__ __forceinline__ float lower(unsigned pair)
 template <int rows, bool along_k, long long lead, bool aligned>
 __device__ __forceinline__ Vector<4> four(const float* __restrict__ stored, int r, int l)
 {
-    if constexpr (aligned)
+    Vector<4> found = {};
+    if constexpr (aligned) {
         if (along_k ? r < rows && l + 3 < k : r + 3 < rows && l < k)
             return *reinterpret_cast<const Vector<4>*>(&stored[along_k ? r * lead + l : l * lead + r]);
-    Vector<4> found;
+        if constexpr ((along_k ? k : rows) % 4 == 0)
+            return found;
+    }
     #pragma unroll
     for (int v = 0; v < 4; ++v) {
         const int row = along_k ? r : r + v, at = along_k ? l + v : l;
@@ -188,7 +191,7 @@ __device__ __forceinline__ void scan(const float* __restrict__ stored, To to, in
     if (panel == 0 && thread == 0)
         to.range(slice) = {0, 0};
     if constexpr (along_k) {
-        #pragma unroll
+        #pragma unroll 1
         for (int i = 0; i < panel_rows; i += 16) {
             const int r = first_row + i + outer;
             unsigned top = 0;
