@@ -31,24 +31,32 @@ def _needs_hopper() -> None:
         pytest.skip("only compute capability 9.0 has wgmma")
 
 
+SIZES = [(1024, 1024, 1024), (1000, 1003, 1001), (65, 513, 4099), (3, 5, 70)]
+EVERY = [Problem(*size, layout, math="3xfp16") for size in SIZES for layout in LAYOUTS]
+LEFT = Problem(700, 520, 600, math="3xfp16")
+
+
 @functools.cache
-def sources(problem: Problem, count: int) -> list[tuple[Source, Binary]]:
-    """Kernels for a problem: its first, and so many drawn."""
+def kernels() -> dict[Problem, list[tuple[Source, Binary]]]:
+    """Three kernels for each problem, its first and two drawn, all compiled side by side."""
     device = current_device(0)
-    legal = SPACE.enumerate(problem, device)
-    chosen = {SPACE.starts(legal)[0], *np.random.default_rng(1).integers(0, len(legal), count).tolist()}
-    found = [render(SPACE, legal.config(index), problem, device) for index in sorted(chosen)]
+    found = []
+    for problem in (*EVERY, LEFT):
+        legal = SPACE.enumerate(problem, device)
+        chosen = {SPACE.starts(legal)[0], *np.random.default_rng(1).integers(0, len(legal), 2).tolist()}
+        found += [render(SPACE, legal.config(index), problem, device) for index in sorted(chosen)]
+    made: dict[Problem, list[tuple[Source, Binary]]] = {}
     with ThreadPoolExecutor(default_workers()) as pool:
-        return list(zip(found, pool.map(compiled, found), strict=True))
+        for source, binary in zip(found, pool.map(compiled, found), strict=True):
+            made.setdefault(source.problem, []).append((source, binary))
+    return made
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("size", [(1024, 1024, 1024), (1000, 1003, 1001), (65, 513, 4099), (3, 5, 70)])
-def test_every_layout_and_edge_is_right(size: tuple[int, int, int], layout: str) -> None:
-    problem = Problem(*size, layout, math="3xfp16")  # type: ignore[arg-type]
+@pytest.mark.parametrize("problem", EVERY, ids=str)
+def test_every_layout_and_edge_is_right(problem: Problem) -> None:
     a, b = operands(problem)
     reference, limit = exact(problem, a, b)
-    for source, binary in sources(problem, 2):
+    for source, binary in kernels()[problem]:
         out = launched(source, binary, a, b)
         assert (np.abs(out - reference) <= 16 * problem.k * UNIT * limit).all(), source.config.id
         assert np.linalg.norm(out - reference) <= 4e-7 * np.linalg.norm(reference), source.config.id
@@ -56,21 +64,20 @@ def test_every_layout_and_edge_is_right(size: tuple[int, int, int], layout: str)
 
 @pytest.mark.parametrize("kind", ["huge", "inf", "nan", "all sizes", "along k"])
 def test_what_is_out_of_range_has_the_bits_of_3xtf32(kind: str) -> None:
-    problem = Problem(700, 520, 600, math="3xfp16")
-    a, b = operands(problem)
+    a, b = operands(LEFT)
     random = np.random.default_rng(2)
     if kind == "all sizes":
         a *= np.exp2(random.integers(-30, 31, a.shape)).astype(np.float32)
     elif kind == "along k":
-        scale = np.exp2(random.integers(-50, 51, problem.k)).astype(np.float32)
+        scale = np.exp2(random.integers(-50, 51, LEFT.k)).astype(np.float32)
         a, b = a * scale, b / scale[:, None]
     else:
         a[300, 100] = {"huge": 1e30, "inf": np.inf, "nan": np.nan}[kind]
-    fallback = SPACE.fallback(problem, current_device(0))
+    fallback = SPACE.fallback(LEFT, current_device(0))
     assert fallback is not None
     left = render(*fallback)
     theirs = launched(left, compiled(left), a, b)
-    for source, binary in sources(problem, 1):
+    for source, binary in kernels()[LEFT]:
         np.testing.assert_array_equal(launched(source, binary, a, b), theirs)
 
 
