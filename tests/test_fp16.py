@@ -131,6 +131,8 @@ def test_what_it_does_not_compute_is_said(problem: Problem, why: str) -> None:
         SPACE.fitted(PRESET, problem, H200)
     with pytest.raises(ConfigError, match=why):
         SPACE.require_legal(SPACE.config({**PRESET, "edge": "guarded"}), problem, H200)
+    with pytest.raises(NothingLegal, match=f"{why}.*(math 3xtf32.|name another family)$"):
+        SPACE.enumerate(problem, H200)
 
 
 # -- accuracy ------------------------------------------------------------------------------------------------
@@ -403,6 +405,10 @@ def test_who_cannot_take_a_prepared_b_says_so() -> None:
         batched.prepare(b)
     with pytest.raises(UsageError, match=r"b has shape \(200, 140\)"):
         kernel.prepare(b.T)
+    with pytest.raises(UsageError, match=r"^b is float64"):
+        kernel.prepare(b.astype(np.float64))
+    with pytest.raises(UsageError, match=r"^b is a list"):
+        kernel.prepare(b.tolist())
 
 
 def test_copies_of_a_prepared_b_are_the_same_and_none_is_pickled() -> None:

@@ -65,9 +65,9 @@ class CudaMachine:
     def __reduce__(self) -> tuple[Any, ...]:
         return _same_machine, (self.ordinal, self.device)
 
-    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
+    def take(self, a: Any, b: Any, out: Any, stream: Any, name: str = "a") -> Taken:
         """Turn arrays into operands on a stream: see `autotune.kernel.libraries.take`."""
-        return take(a, b, out, stream)
+        return take(a, b, out, stream, name)
 
     def load(self, source: Source, binary: Binary) -> CudaLaunch:
         """Load machine code onto the GPU.

@@ -188,10 +188,10 @@ class Kernel:
                 raise UsageError(
                     "a prepared B is that of one product: get a kernel without batch to prepare it"
                 )
-            taken = self._machine.take(b, b, None, stream)
+            taken = self._machine.take(b, b, None, stream, "b")
             lead, _, operand = lying("b", taken.b, 1, self.problem)
             if operand.ordinal != self._ordinal:
-                self._refuse_ordinals(taken)
+                self._refuse_ordinals(b=operand)
             stored = Strided(**vars(self.problem), ldb=lead, align_b=operand.alignment())
             enqueue, size = self._preparations(stored, lambda: self._preparation(on_prepared(stored)))
             ordinal, stream = self._ordinal or 0, taken.stream
@@ -260,7 +260,7 @@ class Kernel:
         a, b, c, stream, library, like, held = taken
         ordinal = self._ordinal
         if a.ordinal != ordinal or b.ordinal != ordinal or (c is not None and c.ordinal != ordinal):
-            self._refuse_ordinals(taken)
+            self._refuse_ordinals(a=taken.a, b=taken.b, out=taken.out)
         made = None
         if c is None:
             lying("a", a, 0, self.problem)  # nothing is allocated for bad factors
@@ -301,8 +301,8 @@ class Kernel:
             and c.writable
         )
 
-    def _refuse_ordinals(self, taken: Taken) -> None:
-        for name, operand in (("a", taken.a), ("b", taken.b), ("out", taken.out)):
+    def _refuse_ordinals(self, **operands: Operand | None) -> None:
+        for name, operand in operands.items():
             if operand is not None and operand.ordinal != self._ordinal:
                 raise UsageError(
                     f"{name} is on GPU {operand.ordinal}: this kernel runs on GPU {self._ordinal}; pass an "

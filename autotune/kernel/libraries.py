@@ -329,7 +329,7 @@ class Taken(NamedTuple):
     kept: tuple[tuple[Library, Any], ...] = ()
 
 
-def take(a: Any, b: Any, out: Any, stream: Any, *, host: bool = False) -> Taken:
+def take(a: Any, b: Any, out: Any, stream: Any, name: str = "a", *, host: bool = False) -> Taken:
     """Turn the arrays of one call into operands on one stream.
 
     Args:
@@ -337,13 +337,14 @@ def take(a: Any, b: Any, out: Any, stream: Any, *, host: bool = False) -> Taken:
         b: Second factor.
         out: Where the product goes, or None.
         stream: A stream or its handle; None for the current one of the arrays' library.
+        name: What the user calls the first factor.
         host: Whether the arrays are NumPy's, for the simulator.
 
     Raises:
         UsageError: An array is of an unknown kind, on no GPU, or not float32; or their libraries work on
             different streams and none was passed.
     """
-    library = library_of("a", a, host)
+    library = library_of(name, a, host)
     b_library = library if type(b) is type(a) else library_of("b", b, host)
     out_library = library if out is None or type(out) is type(a) else library_of("out", out, host)
     if stream is not None:
@@ -352,9 +353,9 @@ def take(a: Any, b: Any, out: Any, stream: Any, *, host: bool = False) -> Taken:
         pointer = library.stream(a) or 0
     else:
         pointer = _common_stream(
-            [("a", a, library), ("b", b, b_library)] + ([] if out is None else [("out", out, out_library)])
+            [(name, a, library), ("b", b, b_library)] + ([] if out is None else [("out", out, out_library)])
         )
-    a_view, a_kept = library.view("a", a, pointer)
+    a_view, a_kept = library.view(name, a, pointer)
     b_view, b_kept = b_library.view("b", b, pointer)
     out_view = None if out is None else out_library.view("out", out, pointer)[0]
     kept: tuple[tuple[Library, Any], ...] = ()

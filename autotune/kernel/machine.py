@@ -41,8 +41,8 @@ class Machine(Protocol):
     def current_stream(self, ordinal: int, /) -> Any:
         """Return the current stream of ``ndarray``'s library."""
 
-    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
-        """Turn arrays into operands on a stream."""
+    def take(self, a: Any, b: Any, out: Any, stream: Any, name: str = "a") -> Taken:
+        """Turn arrays into operands on a stream: see `autotune.kernel.libraries.take`."""
 
     def load(self, source: Source, binary: Binary) -> Enqueue:
         """Make machine code callable."""

@@ -47,9 +47,9 @@ class SimulatedMachine:
         """Raise: there are no streams here."""
         raise NotImplementedError
 
-    def take(self, a: Any, b: Any, out: Any, stream: Any) -> Taken:
+    def take(self, a: Any, b: Any, out: Any, stream: Any, name: str = "a") -> Taken:
         """Turn NumPy arrays into operands: see `autotune.kernel.libraries.take`."""
-        return take(a, b, out, stream, host=True)
+        return take(a, b, out, stream, name, host=True)
 
     def capturing(self, stream: int | None) -> bool:
         """Return that nothing is captured."""

@@ -308,14 +308,16 @@ class Space:
                         tree.keep(kept)
                 if not count:
                     remedy = (
-                        "widen [parameters]"
+                        ""  # the reason names it
+                        if ";" in rule.reason
+                        else ": widen [parameters]"
                         if self._chosen(rule)
-                        else "no parameter decides it, name another family"
+                        else ": no parameter decides it, name another family"
                     )
                     raise NothingLegal(
                         rule,
                         f"{self.path.name}: no config is legal for {problem} on {device.name}; the last were "
-                        f"removed by {rule.name}, {rule.expression.text} ({rule.reason}): {remedy}",
+                        f"removed by {rule.name}, {rule.expression.text} ({rule.reason}){remedy}",
                     )
         return Legal(
             names=tuple(self.parameters),
