@@ -18,7 +18,10 @@ Limits:
       takes longer ends with a fault, "time-limit" or "endless-loop". Both limits are arguments.
     - Launches that CUDA refuses are refused: threads, extents, and shared memory beyond what GPUs of the
       PTX's architecture have. Registers are not known, so a block that needs too many of them is not refused.
-    - Not supported: tensor maps (cp.async.bulk.tensor), bulk stores, clusters, textures,
+    - The blocks of a cluster (along x alone) run together. What a thread does between arriving at their
+      barrier and waiting there counts as before it, unless a barrier of its block lies between. Of another
+      block's mbarriers, those that st.async completes are supported.
+    - Not supported: tensor maps (cp.async.bulk.tensor), bulk stores, copies to other blocks, textures,
       float16 FMA, recursion, calls through pointers. They are refused with their name.
 """
 
@@ -143,7 +146,7 @@ def run_ptx(
     try:
         program = load_program(ptx, entry)
         kernel = program.kernel
-        total = check_launch(kernel, threads, shared_bytes)
+        total = check_launch(kernel, shape, threads, shared_bytes)
         memory, parameters = place_arguments(kernel, args, program.stored, unwritten)
         set_variables(kernel, memory, constants or {})
         machine = Machine(

@@ -12,6 +12,7 @@ import numpy as np
 
 from autotune.errors import UsageError
 from autotune.simulator.emitter import DTYPES
+from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import Extent
 from autotune.simulator.memory import GlobalMemory
 from autotune.simulator.ptx import MAX_ARRAY_BYTES, Kernel, Parameter
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
+MAX_CLUSTER = 16  # blocks; 8 unless the launch asks for more
 MAX_STATIC_SHARED = 48 << 10
 
 
@@ -54,12 +56,21 @@ def _extents(name: str, given: Any, limits: Extent) -> Extent:
     return x, y, z
 
 
-def check_launch(kernel: Kernel, block: Extent, shared_bytes: int) -> int:
+def check_launch(kernel: Kernel, grid: Extent, block: Extent, shared_bytes: int) -> int:
     """Return the shared memory of one block, static and dynamic; refuse a launch that no GPU would start.
 
     Raises:
-        UsageError: The block has too many threads or too much shared memory for the kernel or its GPU.
+        UsageError: The block has too many threads or too much shared memory for the kernel or its GPU, or the
+            grid does not consist of whole clusters.
+        UnsupportedPTX: Clusters extend along y or z.
     """
+    size, *across = kernel.cluster
+    if across != [1, 1]:
+        raise UnsupportedPTX(f"clusters of {kernel.cluster} blocks are not supported: only such along x")
+    if size > MAX_CLUSTER or grid[0] % size:
+        raise UsageError(
+            f"grid {grid} does not consist of whole clusters of {size} blocks along x, at most {MAX_CLUSTER}"
+        )
     threads = math.prod(block)
     limit = min(kernel.max_threads or MAX_THREADS, MAX_THREADS)
     if threads > limit:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from autotune.simulator.lanes import RANK_BITS
+
 Values = Any  # an array over lanes, or one NumPy scalar for a value that all lanes share
 
 
@@ -226,6 +228,13 @@ def pack_halves(high: Values, low: Values) -> Values:
     """Round two float32 values to float16; returns the bits of both as uint32."""
     high, low = (np.asarray(each).astype(np.float16).view(np.uint16) for each in (high, low))
     return high.astype(np.uint32) << np.uint32(16) | low
+
+
+def of_block(address: Values, rank: Values) -> Values:
+    """Return where the block of a rank in its cluster has what lies at an address of shared memory (mapa)."""
+    kind = address.dtype.type
+    ranks = kind(255 << RANK_BITS)
+    return address & ~ranks | np.minimum(rank + np.uint32(1), 255).astype(kind) << kind(RANK_BITS)
 
 
 def in_space(address: Values, space: str) -> Values:

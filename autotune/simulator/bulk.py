@@ -9,7 +9,7 @@ import numpy as np
 from autotune.simulator.emitter import Access
 from autotune.simulator.load_store import Part, Values
 from autotune.simulator.printing import Printing
-from autotune.simulator.shared import Pattern, displaced
+from autotune.simulator.shared import Pattern
 from autotune.simulator.synchronisation import SLOT_BYTES, MBarriers
 
 GRANULE = 16  # bytes: addresses and sizes of bulk copies are multiples of it
@@ -35,11 +35,18 @@ class BulkCopies(Printing):
         lanes = self.lanes.index if active is None else active
         if len(lanes) == 0:
             return lanes, np.zeros(0, np.int64)
-        slots = self.shared.pattern(access, address, active).offsets // SLOT_BYTES
+        found = self.shared.pattern(access, address, active)
+        slots = found.offsets // SLOT_BYTES
         missing = ~self.mbarriers.exists(slots)
+        if found.others is not None:
+            self._check_present(access, found)
+            away = found.offsets // self.shared.window != self.lanes.block[lanes]
+            missing |= away & self.mbarriers.new[slots]
         if must_exist and missing.any():
             where = int(np.argmax(missing))
-            message = f"{access.opcode} of an mbarrier that was not initialised"
+            late = self.mbarriers.exists(slots[where])
+            why = "initialised since the barrier of its cluster" if late else "not initialised"
+            message = f"{access.opcode} of an mbarrier that was {why}"
             place = int(slots[where]) * SLOT_BYTES % self.shared.window
             raise self.lanes.stop(
                 "uninitialised-read", message, access.line, int(lanes[where]), place, "shared"
@@ -111,6 +118,43 @@ class BulkCopies(Printing):
                 for block in {slot * SLOT_BYTES // self.shared.window for slot in slots}:
                     self.races.advance(block)
 
+    def store_async(
+        self,
+        to: Access,
+        barrier: Access,
+        addresses: tuple[Values, Values],
+        mask: Any,
+        values: tuple[Values, ...],
+    ) -> None:
+        """Execute st.async: a store to a block of the cluster, whose bytes an mbarrier there expects.
+
+        Args:
+            to: The store.
+            barrier: Its mbarrier.
+            addresses: Where each lane stores, and its mbarrier's.
+            mask: Active lanes.
+            values: One per element.
+        """
+        assert self.mbarriers is not None
+        lanes, slots = self._slots(barrier, addresses[1], mask)
+        if len(lanes) == 0:
+            return
+        active, target = self._select(addresses[0], mask)
+        found = self._shared_pattern(to, target, active)
+        apart = found.offsets // self.shared.window != slots * SLOT_BYTES // self.shared.window
+        if apart.any():
+            lane = int(lanes[np.argmax(apart)])
+            message = f"{to.opcode} to one block counted by an mbarrier of another"
+            raise self.lanes.stop("out-of-bounds", message, to.line, lane)
+        if self.races is not None:
+            reports = np.zeros(self.lanes.count, np.int64)
+            reports[lanes] = slots
+            self.races.write(self.races.touch(to, found), False, self.mbarriers.tickets(reports[found.lane]))
+        columns = [np.broadcast_to(value, (self.lanes.count,))[lanes] for value in values]
+        self.shared.write(to, found, columns[0] if len(columns) == 1 else np.stack(columns, axis=1))
+        for slot, count in zip(*np.unique(slots, return_counts=True), strict=True):
+            self._completed(self.mbarriers.transfer(int(slot), int(count) * to.size))
+
     def bulk_copy(
         self,
         to: Access,
@@ -157,7 +201,7 @@ class BulkCopies(Printing):
         stop = int(offsets[0]) + GRANULE
         pieces = np.arange(stop - size, stop, GRANULE)
         self._watch(source, Part(region, region.view, pieces, np.repeat(who, len(pieces)), False))
-        place = int(displaced(shared, to.offset)[0]) + int(self.lanes.block[lane]) * self.shared.window
+        place = int(self.shared.pattern(to, shared, who).offsets[0])
         if self.races is not None:
             unit = self.shared.unit
             words = np.arange(place // unit, (place + size) // unit)

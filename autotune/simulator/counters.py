@@ -42,7 +42,8 @@ class Counters:
     moves). Memory traffic and floating-point operations are the hardware's numbers, but for a few wavefronts
     in ten thousand that it adds to shared reads. What cp.async loads counts as "ld", as it does there, and
     again as "ldgsts"; the wavefronts of its shared side are this simulator's own, unlike the hardware's.
-    Bulk copies do not pass the load-store unit and are not counted.
+    Bulk copies do not pass the load-store unit and are not counted. Accesses to shared memory of another
+    block of the cluster count as shared ones of the block that makes them, which was not compared.
 
     Attributes:
         metrics: Nsight Compute's name of each metric to its value over the whole launch.

@@ -19,6 +19,7 @@ def _memory_parts(x: Instruction) -> tuple[str, int, str]:
     return space, count, x.parts[-1]
 
 
+_STORE_ASYNC = ("async", "mbarrier::complete_tx::bytes")
 _RELEASES = {"release", "acq_rel"}
 _ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 _QUALIFIERS = re.compile(
@@ -69,6 +70,19 @@ def _st(e: Emitter, x: Instruction) -> None:
     access = e.access(x, space, "st", element, count, offset)
     values = ", ".join(e.read(source, element) for source in sources)
     e.statement(f"M.store({access}, {address}, {e.active}, ({values},))")
+
+
+def _store_async(e: Emitter, x: Instruction) -> None:
+    _check_qualifiers(e, x, *_STORE_ASYNC)
+    _, count, element = _memory_parts(x)
+    (address, offset), (mbarrier, mbarrier_offset) = e.address(x.operands[0]), e.address(x.operands[2])
+    sources = split_operands(x.operands[1].strip("{} "))
+    if len(sources) != count or len(x.operands) != 3 or not {*_STORE_ASYNC, "shared::cluster"} <= {*x.parts}:
+        raise unsupported(x)
+    to = e.access(x, "shared", "st", element, count, offset)
+    barrier = e.access(x, "mbarrier", "st", "b64", 1, mbarrier_offset)
+    values = ", ".join(e.read(source, element) for source in sources)
+    e.statement(f"M.store_async({to}, {barrier}, ({address}, {mbarrier}), {e.active}, ({values},))")
 
 
 def _atomic(e: Emitter, x: Instruction, target: str, operands: tuple[str, ...]) -> None:
@@ -158,7 +172,7 @@ def _call(e: Emitter, x: Instruction) -> None:
 HANDLERS: dict[str, Handler] = {
     "ld": _ld,
     "ldu": _ld,
-    "st": _st,
+    "st": lambda e, x: (_store_async if x.parts[1] == "async" else _st)(e, x),
     "atom": lambda e, x: _atomic(e, x, x.operands[0], x.operands[1:]),
     "red": lambda e, x: _atomic(e, x, "_", x.operands),
     "cp": _cp,

@@ -36,6 +36,9 @@ LOCAL_WINDOW = 1 << 57
 ROW_NAMES = ("u", "s", "f", "U", "S", "F", "hu", "hs", "hf", "p")
 SPECIAL = frozenset(
     [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
+    + [f"%{name}.{axis}" for name in ("cluster_ctaid", "cluster_nctaid") for axis in "xyz"]
+    + [f"%{name}.{axis}" for name in ("clusterid", "nclusterid") for axis in "xyz"]
+    + ["%cluster_ctarank", "%cluster_nctarank"]
     + ["%laneid", "%warpid", "%nwarpid", "WARP_SZ", "%lanemask_eq", "%lanemask_lt", "%lanemask_le"]
     + ["%lanemask_gt", "%lanemask_ge", "%smid", "%nsmid", "%gridid"]
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WARP = 32
 WARPGROUP = 4  # warps
+RANK_BITS = 24  # of a shared address, the first above the offset: 1 + the block's rank in its cluster, or 0
 Extent = tuple[int, int, int]
 
 
@@ -25,6 +26,7 @@ class Lanes:
     Attributes:
         count: Lanes, padding included.
         blocks: Number of blocks.
+        cluster: Blocks of a cluster, which lie side by side along x.
         threads: Threads of one block.
         stride: Lanes of one block (threads rounded up to whole warps).
         block: Block of each lane, counted within these blocks, ``[count]`` int64.
@@ -32,8 +34,9 @@ class Lanes:
         exists: False for padding lanes, ``[count]`` bool.
     """
 
-    def __init__(self, grid: Extent, block: Extent, first_block: int, blocks: int) -> None:
+    def __init__(self, grid: Extent, block: Extent, first_block: int, blocks: int, cluster: int = 1) -> None:
         self.grid, self.block_shape, self.first_block, self.blocks = grid, block, first_block, blocks
+        self.cluster = cluster
         self.threads = math.prod(block)
         self.stride = -(-self.threads // WARP) * WARP
         self.count = blocks * self.stride
@@ -60,11 +63,18 @@ class Lanes:
         lane = self.in_warp.astype(np.uint32)
         bit = np.uint32(1) << lane
         below = bit - np.uint32(1)
+        rank, clusters = block_id % self.cluster, (self.grid[0] // self.cluster, *self.grid[1:])
         return {
             **_coordinates("%tid", thread, self.block_shape),
             **_coordinates("%ctaid", block_id, self.grid),
-            **{f"%ntid.{axis}": np.uint32(n) for axis, n in zip("xyz", self.block_shape, strict=True)},
-            **{f"%nctaid.{axis}": np.uint32(n) for axis, n in zip("xyz", self.grid, strict=True)},
+            **_extents("%ntid", self.block_shape),
+            **_extents("%nctaid", self.grid),
+            **_coordinates("%cluster_ctaid", rank, (self.cluster, 1, 1)),
+            **_coordinates("%clusterid", block_id // self.cluster, clusters),
+            **_extents("%cluster_nctaid", (self.cluster, 1, 1)),
+            **_extents("%nclusterid", clusters),
+            "%cluster_ctarank": rank.astype(np.uint32),
+            "%cluster_nctarank": np.uint32(self.cluster),
             "%laneid": lane,
             "%warpid": (thread // WARP).astype(np.uint32),
             "%nwarpid": np.uint32(self.stride // WARP),
@@ -162,6 +172,10 @@ def _coordinates(name: str, linear: Any, shape: Extent) -> dict[str, Any]:
     x, y, _ = shape
     values = (linear % x, linear // x % y, linear // (x * y))
     return {f"{name}.{axis}": value.astype(np.uint32) for axis, value in zip("xyz", values, strict=True)}
+
+
+def _extents(name: str, shape: Extent) -> dict[str, Any]:
+    return {f"{name}.{axis}": np.uint32(extent) for axis, extent in zip("xyz", shape, strict=True)}
 
 
 def _unflatten(linear: int, shape: Extent) -> Extent:

@@ -60,6 +60,7 @@ class LoadStore(Registers):
     async_copies: AsyncCopies
     races: RaceDetector | None
     special: dict[str, Any]
+    alive: Any
 
     def __init__(
         self,
@@ -289,9 +290,22 @@ class LoadStore(Registers):
 
     def _shared_pattern(self, access: Access, address: Any, active: Any) -> Pattern:
         found = self.shared.pattern(access, address, active)
+        if found.others is not None:
+            self._check_present(access, found)
         if self.tally is not None:
             self.tally.add_shared(access, found.traffic)
         return found
+
+    def _check_present(self, access: Access, found: Pattern) -> None:
+        """Refuse an access to shared memory of a block that has ended."""
+        ended = found.others[~self.alive.reshape(self.lanes.blocks, -1)[found.others].any(axis=1)]
+        if len(ended):
+            where = int(np.argmax(found.offsets // self.shared.window == ended[0]))
+            lane = where if found.lanes is None else int(found.lanes[where])
+            block = self.lanes.block_place(int(ended[0]) + self.lanes.first_block)
+            why = f"in shared memory of block {block}, which has ended"
+            place = int(found.offsets[where]) % self.shared.window
+            raise self.lanes.refuse(access, "early-exit", why, lane, place, "shared")
 
     def _local_offsets(self, access: Access, address: Any, active: Any) -> Any:
         lanes = self.lanes.index if active is None else active

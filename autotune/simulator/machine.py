@@ -105,21 +105,22 @@ class Machine(Warpgroups):
                     ) from error
 
     def _blocks_at_once(self) -> int:
-        stride = Lanes(self.grid, self.block_shape, 0, 1).stride
+        stride, cluster = Lanes(self.grid, self.block_shape, 0, 1).stride, self.program.kernel.cluster[0]
         lane_bytes = bytes_per_lane(self.program.layout.row_counts) + self.local_bytes + 64
         shadow = _SHADOW_BYTES * self.shared_bytes // self.program.shared_unit if self.checks else 0
         shared = self.shared_bytes + shadow
-        block = stride * lane_bytes + shared
+        block = (stride * lane_bytes + shared) * cluster
         if block > BLOCK_BYTES:
+            what = "block" if cluster == 1 else "cluster"
             raise UsageError(
-                f"one block of kernel {self.program.kernel.name} needs {block} bytes of registers, stacks "
+                f"one {what} of kernel {self.program.kernel.name} needs {block} bytes of registers, stacks "
                 f"and shared memory; the simulator allows {BLOCK_BYTES}: launch fewer threads"
             )
-        return max(1, min(MAX_LANES // stride, GROUP_BYTES // block))
+        return max(1, min(MAX_LANES // (stride * cluster), GROUP_BYTES // block)) * cluster
 
     def _begin(self, first: int, blocks: int) -> None:
         """Set up a group of blocks; its arrays serve all groups of that size."""
-        self.lanes = Lanes(self.grid, self.block_shape, first, blocks)
+        self.lanes = Lanes(self.grid, self.block_shape, first, blocks, self.program.kernel.cluster[0])
         self.special = self.lanes.special
         if self._blocks_allocated != blocks:
             self._blocks_allocated = blocks
@@ -153,6 +154,7 @@ class Machine(Warpgroups):
         while True:
             if common is not None:
                 if common >= end:
+                    self._end(self.alive)
                     return
                 common = self._step_together(common, mask)
                 if common is not None:
@@ -268,6 +270,8 @@ class Machine(Warpgroups):
             self.place[chosen] = np.array(table).take(self._operand(control.operands[0])[chosen], mode="clip")
         elif name in ("ret", "exit"):
             self._end(chosen.copy())
+        elif "cluster" in control.parts[1:2]:
+            self._meet(control, chosen)
         elif name in ("bar", "barrier"):
             self._arrive(control, chosen)
         elif chosen.any():
@@ -276,7 +280,11 @@ class Machine(Warpgroups):
 
     def _end(self, chosen: Any) -> None:
         """End lanes; barriers no longer wait for them."""
-        self.alive &= ~chosen
+        before, self.alive = self.alive, self.alive & ~chosen
+        if self.lanes.cluster > 1 and self.races is not None:
+            was, still = (each.reshape(self.lanes.blocks, -1).any(axis=1) for each in (before, self.alive))
+            for block in np.flatnonzero(was & ~still).tolist():
+                self.races.leave(block, self.program.kernel.instructions[-1].line)
         self.parked[:] = False
         self._release()
 
@@ -306,8 +314,27 @@ class Machine(Warpgroups):
             self.barriers.wait(chosen, number, expected)
         self._release()
 
+    def _meet(self, control: Instruction, chosen: Any) -> None:
+        """Bring lanes to the barrier of their cluster, or let them wait there."""
+        if "arrive" in control.parts:
+            wrong = self.barriers.arrive_at_cluster(chosen, "relaxed" in control.parts)
+            why = "did not wait since it arrived"
+            if self.races is not None:
+                self.races.arrive(np.unique(self.lanes.block[chosen]))
+        else:
+            wrong, why = self.barriers.wait_for_cluster(chosen), "did not arrive"
+        if wrong.any():
+            message = f"{control.opcode} by a thread that {why}"
+            raise self.lanes.stop("deadlock", message, control.line, int(np.argmax(wrong)))
+        self._release()
+
     def _release(self) -> None:
         """Release the lanes whose barrier is complete."""
+        for blocks, releases in self.barriers.complete_clusters(self.alive):
+            if self.mbarriers is not None:
+                self.mbarriers.new.reshape(self.lanes.blocks, -1)[blocks] = False
+            if self.races is not None and releases:
+                self.races.cluster_barrier(blocks)
         for block, at, whole in self.barriers.complete(self.alive):
             part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
             places = self.place[part][at]

@@ -23,6 +23,7 @@ from autotune.simulator.synchronisation import AsyncCopies, MBarriers
 BLOCK, EPOCH = 32, 13
 CAS, ATOMIC = 1 << 12, 1 << 11  # how it was accessed: by atomicCAS alone; by atomic operations alone
 WHO = (1 << 11) - 1  # thread, or as `shared` counts on: a warp, or several warps of the block
+FOREIGN = 1 << 61  # + block << 13: another block of the cluster accessed this unit of shared memory
 BULK = 1 << 62  # + mbarrier: a bulk copy that reports to it wrote this unit of shared memory
 IN_FLIGHT = BULK + (1 << 61)  # + lane: an async copy of that lane did
 NOTHING = (1 << 63) - 1  # nothing wrote it
@@ -105,6 +106,8 @@ class Orders:
         self.lanes, self.shared, self.copies, self.mbarriers = lanes, shared, copies, mbarriers
         self.epochs = np.ones(lanes.blocks, np.int64)
         self.epoch: int | None = 1
+        self.arrived = self.epochs.copy()  # epoch of each block when it last arrived at its cluster's barrier
+        self.shown = self.epochs.copy()  # the first epoch of each block that other blocks must not rely on
         self.warp_sync = np.zeros(lanes.count // WARP, np.int64)
         self.home = ((lanes.block_ids + 1) << BLOCK) + lanes.thread
         self.fences = np.zeros(lanes.blocks, np.int64)
@@ -145,6 +148,25 @@ class Orders:
             self.mbarriers.publish(block)
         self.advance(block)
 
+    def arrive(self, blocks: Any) -> None:
+        """Record that threads of blocks arrive at the barrier of their cluster."""
+        self.arrived[blocks] = self.epochs[blocks]
+
+    def cluster_barrier(self, blocks: range) -> None:
+        """Order what the blocks of a cluster did so far before what they do from now on."""
+        width = self.shared.window // self.shared.unit
+        units = slice(blocks.start * width, blocks.stop * width)
+        for stamps in (self.of_shared.writers[units], self.of_shared.readers[units]):
+            stamps[(stamps >= FOREIGN) & (stamps < BULK)] = 0
+        first = self.lanes.first_block + 1
+        for block in blocks:
+            self.barrier(block)
+            self.shown[block] = self.arrived[block] + 1
+            self.fences[block] += 1
+        known = {first + b: (int(self.fences[b]), int(self.epochs[b]), WHO) for b in blocks}
+        for block in blocks:
+            _learn(self._known.setdefault(first + block, {}), known)
+
     def advance(self, block: int | None) -> None:
         """Order what a block (None: every block) did so far before what it does from now on."""
         self.epochs[slice(None) if block is None else block] += 1
@@ -160,7 +182,7 @@ class Orders:
         shadow = touch.shadow
         synced = (shadow.write_sync if did == "wrote" else shadow.read_sync)[touch.units[where]]
         warp = warp_of(before)
-        own = (warp == warp_of(touch.stamps[where])) & (warp >= 0)
+        own = (warp == warp_of(touch.stamps[where])) & (warp >= 0) & one_block(before, touch.stamps[where])
         return own & (synced < self.warp_sync[touch.lanes[where] // WARP])
 
     def by_fences(self, touch: Touch, where: Any, before: Any, did: str) -> Any:
@@ -234,6 +256,11 @@ class Orders:
         settled = self.mbarriers.published[self.lanes.block[lanes], column] > phase
         touch.shadow.writers[units[settled]] = 0
         return at[~self.mbarriers.knows(lanes, column, phase)]
+
+
+def one_block(before: Any, now: Any) -> Any:
+    """Return which stamps of shared memory are of one block."""
+    return (np.maximum(before, now) < FOREIGN) | (before >> EPOCH == now >> EPOCH)
 
 
 def warp_of(stamps: Any) -> Any:

@@ -24,6 +24,7 @@ from autotune.simulator.ptx import Instruction, Kernel, integer
 BlockFunction = Callable[[Any, Any], None]
 _RUNS = {"fma.rn.f32": 3, "mul.f32": 2, "mul.rn.f32": 2, "mov.f32": 1, "mov.b32": 1, "mov.u32": 1}
 _ROWS_USED = re.compile(rf"(?<![\w.])({'|'.join(ROW_NAMES)})\[")
+_OF_CLUSTER = re.compile(r"barrier\.cluster\.(arrive(\.(release|relaxed))?|wait(\.acquire)?)(\.aligned)?")
 _SHORTEST_RUN = 4
 _REDUCTIONS = ("popc", "and", "or")
 # What statements call: functions and types of NumPy, and the modules that go beyond it.
@@ -69,7 +70,7 @@ class Program:
         shared_unit: Bytes of the smallest access to shared memory, 1 to 4.
         global_unit: Bytes of the smallest store to global memory, 1 to 4.
         stored: Parameters and variables that may be stored to; None for any memory.
-        orders_blocks: Whether there are atomic operations, and fences between blocks.
+        orders_blocks: Whether there are atomic operations, and fences between blocks; or clusters.
         uses: Opcodes of its instructions, and their first words.
     """
 
@@ -88,6 +89,7 @@ class Program:
         self.stored = stored(kernel)
         atomic = any(x.parts[0] in ("atom", "red") or "volatile" in x.parts for x in kernel.instructions)
         self.orders_blocks = atomic and any(is_fence(x) for x in kernel.instructions)
+        self.orders_blocks |= kernel.cluster != (1, 1, 1)
         self.uses = {word for x in kernel.instructions for word in (x.opcode, x.parts[0])}
 
     def _check_names(self) -> None:
@@ -125,6 +127,8 @@ class Program:
             table = self.kernel.tables.get(operands[1], ()) if len(operands) == 2 else ()
             known = bool(table) and labels.keys() >= set(table)
             self._check_words(x, operands[:1])
+        elif "cluster" in x.parts[1:2]:
+            known = not operands and _OF_CLUSTER.fullmatch(x.opcode) is not None
         elif name in ("bar", "barrier"):
             form = tuple(part for part in x.parts[1:] if part not in ("cta", "aligned"))
             known = form in (("sync",), ("arrive",))

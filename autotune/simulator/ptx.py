@@ -78,6 +78,7 @@ class Kernel:
         name: Entry name.
         parameters: In order.
         max_threads: Product of ``.maxntid`` or ``.reqntid``, None if not stated.
+        cluster: Blocks of a cluster in x, y, z: ``.reqnctapercluster``.
         capability: Compute capability it was compiled for, 90 for 9.0; None if not stated.
         symbols: Variables by name.
         shared_bytes: Static shared memory, where dynamic shared memory begins.
@@ -92,6 +93,7 @@ class Kernel:
     parameters: list[Parameter]
     max_threads: int | None
     capability: int | None = None
+    cluster: tuple[int, int, int] = (1, 1, 1)
     symbols: dict[str, Symbol] = field(default_factory=dict)
     shared_bytes: int = 0
     local_bytes: int = 0
@@ -184,12 +186,14 @@ def read_module(ptx: str, entry: str) -> tuple[Kernel, dict[str, Function], str,
         present = re.findall(r"\.entry\s+([\w$]+)", text)
         raise UsageError(f"the PTX has no kernel {entry!r:.80}: it has {', '.join(present)[:150] or 'none'}")
     limits = re.search(r"\.(?:max|req)ntid\s+(\d{1,9}(?:\s*,\s*\d{1,9}){0,2})\b", header[2])
+    cluster = re.search(r"\.reqnctapercluster\s+(\d{1,9})\s*,\s*(\d{1,9})\s*,\s*(\d{1,9})", header[2])
     target = re.search(r"^\s*\.target\s+sm_(\d{2,3})", text, re.M)
     kernel = Kernel(
         entry,
         [_parameter(part) for part in split_operands((header[1] or "").strip())],
         math.prod(int(extent) for extent in limits[1].split(",")) if limits else None,
         int(target[1]) if target else None,
+        (int(cluster[1]), int(cluster[2]), int(cluster[3])) if cluster else (1, 1, 1),
     )
     end = _closing_brace(text, header.end())
     functions = _module(kernel, text)

@@ -23,12 +23,14 @@ from autotune.simulator.orders import (
     CAS,
     EPOCH,
     EPOCHS,
+    FOREIGN,
     IN_FLIGHT,
     MANY,
     NOTHING,
     WHO,
     Orders,
     Touch,
+    one_block,
     warp_of,
 )
 from autotune.simulator.proxies import Proxies
@@ -53,8 +55,12 @@ class RaceDetector(Orders):
     def touch(self, access: Access, found: Pattern) -> Touch:
         """Return what an instruction touches of shared memory."""
         start = (self.epochs[found.blocks] if self.epoch is None else self.epoch) << EPOCH
-        flags = _flags(access) if access.kind == "atom" else 0
-        return Touch(access, self.of_shared, found.words, found.lane, start + flags + found.who, start, found)
+        stamps = start + (_flags(access) if access.kind == "atom" else 0) + found.who
+        if found.foreign is not None:
+            home = FOREIGN + (self.lanes.block[found.lane] << EPOCH)
+            stamps = np.where(found.foreign, home + (stamps & (1 << EPOCH) - 1), stamps)
+            start = np.where(found.foreign, self.shown[found.blocks] << EPOCH, start)
+        return Touch(access, self.of_shared, found.words, found.lane, stamps, start, found)
 
     def touch_global(self, access: Access, region: Region, offsets: Any, lanes: Any) -> Touch:
         """Return what an instruction touches of an array."""
@@ -166,7 +172,7 @@ class RaceDetector(Orders):
             return None
         here = (before >> BLOCK == now >> BLOCK) | in_shared
         alone = WARPS if did == "wrote" else SEVERAL  # a warp may store one value where it read
-        same = (before & WHO == now & WHO) & (now & WHO < alone)
+        same = (before & WHO == now & WHO) & (now & WHO < alone) & one_block(before, now)
         conflict = (before < BULK) & ~(here & same) & (before & now & ATOMIC == 0)
         if conflict.any() and self.syncs_warps:
             conflict &= ~(here & self.by_warp(touch, where, before, did))
@@ -232,10 +238,35 @@ class RaceDetector(Orders):
             shadow.fences[units] = self.fences[self.lanes.block[touch.lanes]]
         return lost, others
 
+    def leave(self, block: int, line: int) -> None:
+        """Refuse that a block ends where others may still access its shared memory."""
+        width = self.shared.window // self.shared.unit
+        for did, stamps in (("read", self.of_shared.readers), ("wrote to", self.of_shared.writers)):
+            stamps = stamps[block * width : (block + 1) * width]
+            found = np.flatnonzero((stamps >= FOREIGN) & (stamps < BULK))
+            if len(found):
+                name = self._foreign(int(stamps[found[0]]))
+                message = (
+                    f"the block ends with no barrier of the cluster since {name} {did} its shared memory"
+                )
+                place = int(found[0]) * self.shared.unit
+                raise self.lanes.stop("early-exit", message, line, block * self.lanes.stride, place, "shared")
+
+    def _foreign(self, stamp: int) -> str:
+        """Name who left a stamp in the shared memory of another block of its cluster."""
+        who = stamp & WHO
+        if stamp >= MANY or who >= SEVERAL:
+            return "another block of its cluster"
+        block = self.lanes.block_place((stamp - FOREIGN >> EPOCH) + self.lanes.first_block)
+        thread = f"thread {self.lanes.thread_place(who)}" if who < WARPS else f"warp {who - WARPS}"
+        return f"{thread} of block {block}"
+
     def _name(self, touch: Touch, stamp: int) -> str:
         """Name who left a stamp."""
         who = stamp & WHO
         thread = f"thread {self.lanes.thread_place(who)}"
+        if FOREIGN <= stamp < BULK and touch.start is not None:
+            return self._foreign(stamp)
         if touch.start is not None:
             several = "threads of several warps" if who >= SEVERAL else f"threads of warp {who - WARPS}"
             return "an atomic operation" if stamp & ATOMIC else thread if who < WARPS else several
@@ -254,7 +285,9 @@ class RaceDetector(Orders):
         kind: FaultKind = "global-race"
         here = stamp >> BLOCK == int(touch.stamps[position]) >> BLOCK
         if touch.start is not None:
-            kind, why = "shared-race", f"{verb} what {name} {did} since the last barrier"
+            apart = max(stamp, int(touch.stamps[position])) >= FOREIGN
+            since = "and no barrier of the cluster lies between" if apart else "since the last barrier"
+            kind, why = "shared-race", f"{verb} what {name} {did} {since}"
         elif did == "stores" or (not here and what == ("writes", "wrote")):
             why = f"where {name} stores too"
             kind = kind if here else "write-conflict"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.simulator.emitter import Access
-from autotune.simulator.lanes import Lanes
+from autotune.simulator.lanes import RANK_BITS, Lanes
 from autotune.simulator.memory import WIDE, gather, scatter
 from autotune.simulator.traffic import shared_traffic
 
@@ -34,6 +34,9 @@ class Pattern:
         blocks: Block of each unit, ``[words]`` int64.
         traffic: Requests, wavefronts, conflict-free wavefronts.
         low, high: The least and the greatest address within a block's window.
+        mapped: Whether some addresses name the block of a cluster that they belong to.
+        others: Blocks of which other blocks' lanes touch something, ``[blocks]``; None if they touch nothing.
+        foreign: Which units other blocks' lanes touch, ``[words]`` bool; None for none.
     """
 
     address: Any
@@ -47,6 +50,9 @@ class Pattern:
     traffic: tuple[int, int, int] = (0, 0, 0)
     low: int = 0
     high: int = 0
+    mapped: bool = False
+    others: Any = None
+    foreign: Any = None
 
 
 class SharedMemory:
@@ -118,7 +124,7 @@ class SharedMemory:
         A shift by whole words changes no wavefront: it turns the banks by as many.
         """
         last = next(reversed(known.values()), None)
-        if last is None or len(last.address) != len(address) or not _same(last.lanes, lanes):
+        if last is None or last.mapped or len(last.address) != len(address) or not _same(last.lanes, lanes):
             return None
         shift = int(address[0]) - int(last.address[0])
         moved = last.address + address.dtype.type(shift % (1 << address.dtype.itemsize * 8))
@@ -139,11 +145,19 @@ class SharedMemory:
 
     def _work_out(self, access: Access, address: Any, lanes: Any) -> Pattern:
         who = np.arange(self.lanes.count) if lanes is None else lanes
+        home = block = self.lanes.block[who]
         local = displaced(address, access.offset)
+        rank, mapped = (local >> RANK_BITS) - 1, bool((local >> RANK_BITS > 0).any())
+        if mapped:
+            named = (rank >= 0) & (rank < self.lanes.cluster)
+            block = np.where(named, home - home % self.lanes.cluster + rank, home)
+            local = np.where(named, local & (1 << RANK_BITS) - 1, local)
         self.lanes.check_offsets(access, local, self.size, who, "shared")
-        offsets = local + self.base[who]
-        found = Pattern(address.copy(), lanes, offsets, offsets // access.size)
+        offsets = local + block * self.window
+        found = Pattern(address.copy(), lanes, offsets, offsets // access.size, mapped=mapped)
         found.low, found.high = int(local.min()), int(local.max())
+        if (block != home).any():
+            found.others = np.unique(block[block != home])
         if self.checks:
             self._words(access, found, who)
         if self.counters:
@@ -172,6 +186,9 @@ class SharedMemory:
             who_code = np.where(degree == 0, who_code, many)
         found.who = who_code
         found.blocks = found.words // (self.window // self.unit)
+        if found.others is not None:
+            away = units // (self.window // self.unit) != self.lanes.block[lane]
+            found.foreign = np.isin(found.words, units[away])
 
     def read(self, access: Access, found: Pattern) -> Any:
         """Read each active lane's elements: ``[active]``, or ``[active, count]`` for a vector."""

@@ -11,6 +11,7 @@ from autotune.simulator.faults import UnsupportedPTX
 from autotune.simulator.lanes import Lanes
 
 BARRIERS = 16  # per block, as in hardware
+OF_CLUSTER = BARRIERS  # stands for the barrier of a cluster
 SLOT_BYTES = 8  # of an mbarrier
 MOST_MBARRIERS = 256  # of a block: what threads know of each other's grows with the square
 
@@ -30,6 +31,9 @@ class Barriers:
         self._number = np.zeros(lanes.count, np.int64)
         self._expected = np.zeros(lanes.count, np.int64)
         self._arrived = np.zeros((lanes.blocks, BARRIERS), np.int64)  # threads that did not stay to wait
+        self._ahead = np.zeros(lanes.count, bool)  # arrived at the cluster's barrier, which is not complete
+        self._owed = np.zeros(lanes.count, bool)  # arrived there, and did not wait yet
+        self._relaxed = np.zeros(lanes.blocks // lanes.cluster, bool)  # some lane arrived without release
 
     def wait(self, chosen: Any, number: Any, expected: Any) -> None:
         """Let the chosen lanes wait at a barrier.
@@ -48,6 +52,42 @@ class Barriers:
         self._expected[chosen] = expected[chosen]
         np.add.at(self._arrived, (self.lanes.block[chosen], number[chosen].astype(np.int64)), 1)
 
+    def arrive_at_cluster(self, chosen: Any, relaxed: bool) -> Any:
+        """Count the chosen lanes at their cluster's barrier; return those that owe a wait."""
+        twice = chosen & self._owed
+        self._ahead |= chosen
+        self._owed |= chosen
+        if relaxed:
+            self._relaxed[np.unique(self.lanes.block[chosen] // self.lanes.cluster)] = True
+        return twice
+
+    def wait_for_cluster(self, chosen: Any) -> Any:
+        """Let the chosen lanes wait for their cluster's barrier; return those that did not arrive there."""
+        never = chosen & ~self._owed
+        self._owed &= ~chosen
+        self._number[chosen] = OF_CLUSTER
+        self.waiting |= chosen & self._ahead
+        return never
+
+    def complete_clusters(self, alive: Any) -> Iterator[tuple[range, bool]]:
+        """Release the complete barriers of clusters.
+
+        Yields:
+            (its blocks, whether all arrived with release).
+        """
+        if not self._ahead.any():
+            return
+        size = self.lanes.cluster
+        lanes = size * self.lanes.stride
+        some = self._ahead.reshape(-1, lanes).any(axis=1)
+        missing = (alive & ~self._ahead).reshape(-1, lanes).any(axis=1)
+        for cluster in np.flatnonzero(some & ~missing).tolist():
+            part = slice(cluster * lanes, (cluster + 1) * lanes)
+            self._ahead[part] = False
+            self.waiting[part] &= self._number[part] != OF_CLUSTER
+            yield range(cluster * size, (cluster + 1) * size), not self._relaxed[cluster]
+            self._relaxed[cluster] = False
+
     def complete(self, alive: Any) -> Iterator[tuple[int, Any, bool]]:
         """Release complete barriers.
 
@@ -55,7 +95,7 @@ class Barriers:
             (block, its lanes that go on ``[stride]`` bool, whether the barrier was one for the whole block).
         """
         stride = self.lanes.stride
-        waiting = (self.waiting & alive).reshape(-1, stride)
+        waiting = (self.waiting & alive & (self._number != OF_CLUSTER)).reshape(-1, stride)
         for block in np.flatnonzero(waiting.any(axis=1)).tolist():
             part = slice(block * stride, (block + 1) * stride)
             here, living = waiting[block], alive[part]
@@ -91,6 +131,7 @@ class MBarriers:
         self._bytes = np.zeros(slots, np.int64)
         self._phase = np.zeros(slots, np.int64)
         self._column = np.zeros(slots, np.int64)
+        self.new = np.zeros(slots, bool)  # since the last barrier of the cluster
         self._columns: dict[int, int] = {}  # offset within the block -> column
         self.observed = np.zeros((lanes.count, 0), np.int64)
         self.published = np.zeros((lanes.blocks, 0), np.int64)
@@ -125,6 +166,7 @@ class MBarriers:
                 self.observed[self.lanes.block == block, column] = 0
                 self.published[block, column] = 0
                 self.carried[block, column] = 0
+        self.new[slots] = True
         self._expected[slots] = self._pending[slots] = counts
         self._bytes[slots] = self._phase[slots] = 0
 
