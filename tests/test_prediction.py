@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +83,20 @@ def test_it_is_legal_deterministic_and_kept(tmp_path, problem, monkeypatch):
     assert served(tmp_path / "other", problem) == first
     monkeypatch.setattr(module, "predicted", None)  # what is kept is not predicted again
     assert served(tmp_path, problem) == first
+
+
+@pytest.mark.parametrize("problem", [Problem(2272, 16, 5280, "tn"), Problem(640, 144, 6704, "nt")])
+def test_no_more_than_two_points_are_alike(tmp_path, problem):
+    spaces = families(problem, H200)
+    points = [point for point, _ in prediction(problem, H200, spaces, Store(tmp_path)).points]
+    kinds = Counter(
+        (point.space.family, *(point.config.get(n) for n in ("BM", "BN", "BK", "warps_k")))
+        for point in points
+    )
+    assert len(points) == module.MOST
+    assert max(kinds.values()) == module.ALIKE
+    times = [point.ms for point in points]
+    assert times == sorted(times)
 
 
 def test_strided_and_misaligned_operands_are_predicted_too(tmp_path):

@@ -131,9 +131,9 @@ def test_a_few_points_are_measured_and_the_record_says_how_few(served, bench):
     kernel = served(tune="quick")
     assert (kernel.served, kernel.record.evidence) == ("exact", "measured")
     search = kernel.record.search
-    assert (search.strategy, search.complete, search.seen, search.legal) == ("quick", False, 12, 12)
-    assert search.extent == "12 of the first 12"
-    assert len(bench.outcomes()) == bench.measured.total() == quick.FIRST == 12
+    assert (search.strategy, search.complete, search.seen, search.legal) == ("quick", False, 15, 15)
+    assert search.extent == "15 of the first 15"
+    assert len(bench.outcomes()) == bench.measured.total() == 15 < quick.FIRST
     assert sum(line.get("event") == "final" for line in bench.lines()) == QUICK_FINALISTS
     assert kernel.record.timing.median_ms == min(line["median_ms"] for line in bench.outcomes())
     stored = Store(bench.root).find(H200, "plain", kernel.problem)
@@ -143,13 +143,13 @@ def test_a_few_points_are_measured_and_the_record_says_how_few(served, bench):
 def test_what_has_a_record_is_not_measured_again(served, bench):
     first = served(tune="quick")
     assert served(tune="quick").record == first.record
-    assert bench.measured.total() == 12
+    assert bench.measured.total() == 15
 
 
 def test_a_later_search_goes_on_from_there(served, bench, space):
     first = served(tune="quick").record
     later = bench.tune(space)
-    assert (later.search.resumed, later.search.seen, later.search.complete) == (12, 60, True)
+    assert (later.search.resumed, later.search.seen, later.search.complete) == (15, 60, True)
     assert max(bench.measured.values()) == 1
     assert later.timing.median_ms <= first.timing.median_ms
     assert served().record.search.strategy == "random"
@@ -180,7 +180,7 @@ def test_every_math_without_a_record_is_measured_within_the_same_limits(bench, t
     names = {path.name for path in bench.root.glob("*/*.json")}
     assert names == {f"plain_{problem.key}.json" for problem in problems}
     found = [Store(bench.root).find(H200, "plain", problem).search.seen for problem in problems]
-    assert found == [4, 4, 4]
+    assert found == [5, 5, 5]
 
 
 # --- who asks ---
@@ -336,7 +336,7 @@ def test_one_worker_serves_many_shapes_and_threads(asked, served, bench, started
         thread.join()
     assert [kernel.served for kernel in found] == ["exact"] * 3
     assert len(started) == 1
-    assert bench.measured.total() == 36
+    assert bench.measured.total() == 45
     assert max(bench.measured.values()) <= 3  # once for each shape
 
 
@@ -384,7 +384,7 @@ def test_two_processes_do_the_work_once(served, bench, monkeypatch):
                 os._exit(status)
     ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     assert ends == [0, 0, 0]
-    assert bench.measured.total() == 12
+    assert bench.measured.total() == 15
     assert not list(bench.root.glob("*/*.lock"))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ from autotune.values.problem import Problem
 from autotune.values.typed import NewerSchemaError
 
 MOST = 16  # points that are kept of a problem
+ALIKE = 2  # of them, those with one block tile and its depth; more only where nothing else is left
+LOOKED_AT = 120  # points of a family, from which they are chosen
 NEAR = 4  # stored winners whose tiles are looked at
+_KIND = ("BM", "BN", "BK", "warps_k")
 _OTHER_LAYOUT = 1.0  # as far as one extent larger by e
 _OTHER_BETA = 0.25
 _PLAIN = "kernels without a record are chosen by the static estimate alone"
@@ -188,7 +192,7 @@ def _predicted(
             tiles = [*family.tiles, *({name: config[name] for name in names} for config in more)]
         try:
             correction = None if family is None or note else _correction(family, space, device, store)
-            found = predicted(space, problem, device, correction=correction, tiles=tiles, most=MOST)
+            found = predicted(space, problem, device, correction=correction, tiles=tiles, most=LOOKED_AT)
         except RecordError as error:
             why = f"{error}: {_PLAIN}; run 'autotune learn' again"
             return _predicted(problem, device, spaces, store, near, learned, why)
@@ -196,9 +200,24 @@ def _predicted(
     points.sort(key=lambda entry: entry[0].ms)
     kept = [
         (each.space.family, dict(each.config), each.ms, each.estimate_ms, place)
-        for each, place in points[:MOST]
+        for each, place in _unlike(points)
     ]
     return {"points": kept, "note": note}
+
+
+def _unlike(points: Sequence[tuple[Predicted, int | None]]) -> list[tuple[Predicted, int | None]]:
+    """Choose some of the points, the fastest first, so that who measures them tries more than one idea.
+
+    What the model has wrong it has wrong for all points that are alike.
+    """
+    seen: Counter[tuple[Any, ...]] = Counter()
+    chosen: list[int] = []
+    left: list[int] = []
+    for place, (point, _) in enumerate(points):
+        kind = (point.space.family, *(point.config.get(name) for name in _KIND))
+        seen[kind] += 1
+        (chosen if seen[kind] <= ALIKE else left).append(place)
+    return [points[place] for place in sorted([*chosen, *left][:MOST])]
 
 
 def _learned(path: Path | None, device: Device) -> tuple[Learned | None, str]:
