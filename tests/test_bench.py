@@ -214,6 +214,25 @@ def test_means_are_of_each_group_then_of_all():
     assert made.worst("cublaslt").shape.id == "A"
 
 
+def test_means_are_of_the_fastest_math_of_each_shape():
+    def of(math, ident, ours):
+        made = row(ident, "x", ours, 2.0, None)
+        return replace(made, shape=replace(made.shape, problem=replace(SMALL, math=math)))
+
+    made = report(
+        of("ffma", "A", 1.0),
+        of("3xtf32", "A 3xtf32", 0.5),
+        of("3xfp16", "A 3xfp16", 4.0),
+        of("ffma", "B", 2.0),
+    )
+    assert [each.shape.id for each in made.fastest] == ["A 3xtf32", "B"]
+    assert [(mean.group, mean.shapes, mean.versus["cublas"]) for mean in made.means] == [
+        ("x", 2, pytest.approx(2.0)),
+        ("all", 2, pytest.approx(2.0)),
+    ]
+    assert made.worst("cublas").shape.id == "B"
+
+
 def test_the_floor_is_compute_or_the_measured_copy():
     square, thin = Problem(4096, 4096, 4096), Problem(1, 4096, 4096)
     made = report()
@@ -731,6 +750,17 @@ def test_records_are_hidden_when_asked(root, monkeypatch, tmp_path):
     assert "\n| vs cuBLAS | 2.000 | 2.00 | 2.00 | 0.0% | " in file.read_text()
     done = run_command("--random", 2, "--unseen", monkeypatch=monkeypatch)
     assert str(done.exception).endswith("leave out --unseen")
+
+
+def test_random_shapes_are_timed_in_the_math_that_was_asked_for_or_is_predicted(monkeypatch, tmp_path):
+    words = ["--random", 2, "--seed", 5, "--json", "--cache", tmp_path]  # 683 x 1496 x 2126, 1872 x 48 x 16
+    for asked, maths in (("3xtf32", ["3xtf32", "3xtf32"]), ("any", ["3xtf32", "ffma"])):
+        done = run_command(*words, "--math", asked, monkeypatch=monkeypatch)
+        assert done.exit_code == 0, done.output
+        shapes = json.loads(done.stdout)["shapes"]
+        assert [(each["id"], each["math"]) for each in shapes] == list(
+            zip(("R000", "R001"), maths, strict=True)
+        )
 
 
 def test_a_prediction_does_not_look_at_hidden_records(root, monkeypatch):

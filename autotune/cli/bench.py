@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from autotune.cli.options import cache_option, file_option, json_option
-from autotune.cli.shapes import shape_options, shapes_of
+from autotune.cli.shapes import in_maths, shape_options, shapes_of
 from autotune.cli.streams import say
 from autotune.cli.watchers import meter
 from autotune.errors import Rejected, TuningError, UsageError
@@ -103,8 +103,9 @@ def command(
 
     Every kernel is first checked in full against float64; then all run in turns on the same operands. Nothing
     is tuned, unless by --quick: a shape without a record is listed with the command that makes one. With
-    --math 3xtf32 cuBLAS runs in TF32 too, and relative errors are shown. A run of several shapes that is
-    stopped goes on when the same command is given again.
+    --math 3xtf32 cuBLAS runs in TF32 too, and relative errors are shown. With --math any each shape is timed
+    in every math, and means are of the fastest; --random and --unseen time that which is predicted. A run of
+    several shapes that is stopped goes on when the same command is given again.
     """
     if cold and back_to_back:
         raise UsageError("--cold replays all as CUDA graphs: give it or --back-to-back, not both")
@@ -115,7 +116,14 @@ def command(
     if quick and number is None:
         raise UsageError("--quick tunes random shapes: give --random N too, or run 'autotune tune'")
     sustained_s = 0.0 if sustained is None else _seconds(sustained)
-    shapes = random_shapes(number, seed or 0) if number else shapes_of(problem, suite, only, maths)
+    # Without records it is predicted which math serves a shape; else each is timed.
+    open_maths = maths if len(maths) > 1 and (unseen or (number is not None and not quick)) else ()
+    stated = maths[:1] if open_maths else maths
+    shapes = (
+        in_maths(random_shapes(number, seed or 0), stated)
+        if number
+        else shapes_of(problem, suite, only, stated)
+    )
     from autotune.report.bench import bench
 
     def tell(row: Row) -> None:
@@ -141,6 +149,7 @@ def command(
                 tell=tell,
                 say=line.say,
                 meter=line,
+                maths=open_maths,
             )
     except KeyboardInterrupt:
         if len(shapes) > 1:

@@ -47,7 +47,11 @@ def shapes_of(
         if only:
             raise UsageError("--only chooses among the shapes of --suite")
         return tuple(Shape.of(replace(problem, math=math)) for math in maths)
-    shapes = chosen(read_suite(None if suite == BUILT_IN else Path(str(suite))), only)
+    return in_maths(chosen(read_suite(None if suite == BUILT_IN else Path(str(suite))), only), maths)
+
+
+def in_maths(shapes: Sequence[Shape], maths: Sequence[Math]) -> tuple[Shape, ...]:
+    """Return each shape in all maths; but for the first of them a shape's id says which."""
     return tuple(
         replace(
             shape,

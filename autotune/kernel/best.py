@@ -25,7 +25,7 @@ from autotune.kernel.simulated import DEFAULT_TARGET, simulated_machine
 from autotune.paths import NO_HOME, NOWHERE
 from autotune.records import Store
 from autotune.space.space import Space, families
-from autotune.values.device import whole_number
+from autotune.values.device import Device, whole_number
 from autotune.values.problem import MATHS, Problem, asked_maths
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def search_missing(
     def lacks(problem: Problem) -> bool:
         return next(Choices(problem, machine.device, store, spaces=spaces).exact(), None) is None
 
-    able = problems if len(problems) == 1 else _able(problems, machine, spaces)
+    able = problems if len(problems) == 1 else _able(problems, machine.device, spaces)
     lacking = [each for each in able if lacks(each)]
     if not lacking:
         return
@@ -273,10 +273,10 @@ def search_missing(
         tune_all([Shape.of(problem) for problem in lacking], request)
 
 
-def _able(problems: Sequence[Problem], machine: Machine, spaces: Sequence[Space] | None) -> list[Problem]:
+def _able(problems: Sequence[Problem], device: Device, spaces: Sequence[Space] | None) -> list[Problem]:
     """Return those problems for whose math there is a family."""
     if spaces is None:
-        return [problem for problem in problems if families(problem, machine.device)]
+        return [problem for problem in problems if families(problem, device)]
     maths = {space.math for space in spaces}
     return [problem for problem in problems if problem.math in maths]
 
@@ -291,10 +291,7 @@ def fastest(
     """Return the problem whose math is served fastest."""
     if len(problems) == 1:
         return problems[0]
-    able = {
-        problem: Choices(problem, machine.device, store, spaces=spaces, begin=single.begin)
-        for problem in _able(problems, machine, spaces)
-    }
+    able = _choices(problems, machine.device, spaces, store)
     times = {problem: choices.first_ms(exact=True) for problem, choices in able.items()}
     best = min(times, key=lambda each: times[each], default=problems[0])
     if policy == "any" and max(times.values(), default=0.0) == inf:
@@ -303,6 +300,24 @@ def fastest(
         rivals = [each for each in able if each == best or times[each] == inf]
         best = min(rivals, key=lambda each: able[each].first_ms(exact=False))
     return best
+
+
+def expected(
+    problems: Sequence[Problem], device: Device, spaces: Sequence[Space] | None, store: Store
+) -> Problem:
+    """Return the problem whose math is predicted to be the fastest, whatever was measured."""
+    able = _choices(problems, device, spaces, store)
+    return min(able, key=lambda each: able[each].first_ms(exact=False), default=problems[0])
+
+
+def _choices(
+    problems: Sequence[Problem], device: Device, spaces: Sequence[Space] | None, store: Store
+) -> dict[Problem, Choices]:
+    """Return what could serve each problem for whose math there is a family."""
+    return {
+        problem: Choices(problem, device, store, spaces=spaces, begin=single.begin)
+        for problem in _able(problems, device, spaces)
+    }
 
 
 def machine_of(device: int | str | None) -> Machine:

@@ -19,6 +19,7 @@ from autotune.code.compiler import Binary, nvrtc_version
 from autotune.code.depot import Depot
 from autotune.code.pool import CompilePool, default_workers
 from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected, ToolchainError
+from autotune.kernel.best import expected
 from autotune.kernel.choices import Choice, Choices
 from autotune.measure.comparison import LIBRARIES, Baseline, BenchFacts, Comparison, Library, libraries_for
 from autotune.measure.worker import GpuWorker
@@ -32,6 +33,7 @@ from autotune.values import typed
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
 from autotune.values.measurement import L2, POWER_CAP, Clocks, Method
+from autotune.values.problem import MATHS, Math, Problem
 from autotune.values.suite import Shape
 
 SCHEMA = 1
@@ -112,6 +114,15 @@ class Report:
         return tuple(row for row in self.rows if row.measured is not None)
 
     @property
+    def fastest(self) -> tuple[Row, ...]:
+        """The shapes that have a time, each in the math that takes the least: what ``math="any"`` serves."""
+        best: dict[str, Row] = {}
+        for row in sorted(self.timed, key=lambda row: row.gflops or 0.0):
+            best[row.shape.id.removesuffix(f" {row.shape.problem.math}")] = row
+        kept = {row.shape.id for row in best.values()}
+        return tuple(row for row in self.timed if row.shape.id in kept)
+
+    @property
     def capped(self) -> tuple[Row, ...]:
         """The shapes that were held at the power cap: another GPU, or a cooler one, has other times."""
         return tuple(
@@ -148,16 +159,16 @@ class Report:
 
     @cached_property
     def means(self) -> tuple[Mean, ...]:
-        """Geometric means of each group, in the order of the suite, then of all."""
+        """Geometric means of each group, in the order of the suite, then of all: of each its fastest math."""
         groups = dict.fromkeys(row.shape.group for row in self.rows if row.shape.group != EVERYTHING)
         of_groups = [
-            self._mean(group, [row for row in self.timed if row.shape.group == group]) for group in groups
+            self._mean(group, [row for row in self.fastest if row.shape.group == group]) for group in groups
         ]
-        return (*of_groups, self._mean(EVERYTHING, self.timed))
+        return (*of_groups, self._mean(EVERYTHING, self.fastest))
 
     def spread(self, name: Library) -> Spread | None:
         """Return how the shapes do against a library; None where nothing was compared."""
-        ratios = sorted(value for row in self.timed if (value := row.versus(name)) is not None)
+        ratios = sorted(value for row in self.fastest if (value := row.versus(name)) is not None)
         mean = geometric_mean(ratios)
         if mean is None:
             return None
@@ -167,8 +178,8 @@ class Report:
         return Spread(mean, ratios[0], ratios[len(ratios) // 10], slower, median, max(choosing))
 
     def worst(self, name: Library) -> Row | None:
-        """Return the shape that does worst against a library; None where nothing was compared."""
-        compared = [(value, row) for row in self.timed if (value := row.versus(name)) is not None]
+        """Return the shape that does worst, in its fastest math, against a library; None without any."""
+        compared = [(value, row) for row in self.fastest if (value := row.versus(name)) is not None]
         return min(compared, key=lambda pair: pair[0])[1] if compared else None
 
     def plain(self) -> dict[str, Any]:
@@ -274,6 +285,7 @@ def bench(
     say: Callable[[str], None] = lambda line: None,
     meter: Meter | None = None,
     service: str = "autotune.measure.service:serve",
+    maths: Sequence[Math] = (),
 ) -> Report:
     """Time the stored winner of every shape against cuBLAS and the fastest algorithm of cuBLASLt, in FP32.
 
@@ -299,19 +311,22 @@ def bench(
         say: Told in a line whether this run goes on from another.
         meter: Counts the shapes.
         service: What the child runs.
+        maths: Serve each shape in that of these which is predicted to be the fastest; none: in its own.
 
     Raises:
         DeviceError: No usable GPU.
         ToolchainError: CuPy or NVRTC is missing or does not serve this GPU.
     """
     method = "graph" if cold else method
-    tf32 = any(shape.problem.math != "ffma" for shape in shapes)
+    tf32 = any(math != "ffma" for math in (*(shape.problem.math for shape in shapes), *maths))
     home = Store(root)
     with ExitStack() as opened:
         asked = (cold, method, seed, predicted, quick, *([sustained_s] if sustained_s else ()))
-        kept = opened.enter_context(Rows(home, shapes, *asked, resume=resume))
         gpu = opened.enter_context(GpuWorker(ordinal, None, tf32=tf32, service=service))
         facts = gpu.bench_facts()
+        if maths:
+            shapes = [_expected(shape, maths, facts.device, _Unseen(root, shapes)) for shape in shapes]
+        kept = opened.enter_context(Rows(home, shapes, *asked, resume=resume))
         if kept.seed is not None:
             seed = kept.seed
         seed = secrets.randbits(48) if seed is None else seed
@@ -362,15 +377,27 @@ def bench(
     return Report(facts, nvrtc_version(), seed, cold, method, records.now(), found, predicted, quick, resumed)
 
 
+def _expected(shape: Shape, maths: Sequence[Math], device: Device, store: Store) -> Shape:
+    """Return a shape in the math that is predicted to be the fastest."""
+    problems = [replace(shape.problem, math=math) for math in maths]
+    return replace(shape, problem=expected(problems, device, None, store))
+
+
 class _Unseen(Store):
     """Records, of which those of some shapes are not listed, so that no prediction looks at them."""
 
     def __init__(self, root: Path | str | None, shapes: Sequence[Shape]) -> None:
         super().__init__(root)
-        self._hidden = {shape.problem for shape in shapes}
+        self._hidden = {self._whatever_math(shape.problem) for shape in shapes}
 
     def filed(self, device: Device | records.RecordedDevice | None = None) -> list[Filed]:
-        return [file for file in super().filed(device) if file.problem not in self._hidden]
+        return [
+            file for file in super().filed(device) if self._whatever_math(file.problem) not in self._hidden
+        ]
+
+    @staticmethod
+    def _whatever_math(problem: Problem) -> Problem:
+        return replace(problem, math=MATHS[0])
 
 
 def _tuned(shape: Shape, store: Store, shop: KeptWorkshop) -> bool:
