@@ -70,6 +70,11 @@ CASES: dict[str, dict[str, Case]] = {
             {"BM": 192, "TM": 4, "LM": 8, "BN": 96, "TN": 12, "split_k": 4, "edge": "shifted",
              "ffma_order": "blocked", "group_m": 1, "min_blocks": 2},
         ),
+        "shared_tiles": (
+            (3552, 736, 6321, "nt"),
+            "square_block",
+            {"split_k": 0, "vec_b": 1, "edge": "shifted", "group_m": 1},
+        ),
         "equal_parts_of_k_in_two_rounds": (
             (64, 64, 64000, "nt"),
             "deep_block",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pairwise
@@ -71,26 +72,54 @@ def operands(problem: Problem, kind: str, start: str) -> tuple[Floats, Floats, F
     return a, b, c
 
 
-def chains(source: Source) -> list[list[list[int]]]:
+SHARED = re.compile(r"constexpr int (tiles|sharers) = (\d+)[,;]")
+
+
+def parts_of(values: Mapping[str, Any], tile: int) -> list[tuple[int, int]]:
+    """First step of each part of a tile, and that behind its last."""
+    steps, parts = int(values.get("tiles_k", 1)), int(values.get("split_k", 1))
+    if parts:
+        begins = [part * (steps // parts) + min(part, steps % parts) for part in range(parts + 1)]
+    else:  # the last tiles are shared evenly
+        cut, sharers = int(values["shared_tiles"]), int(values["shared_sharers"])
+        place = (tile - (int(values["tiles"]) - cut)) * steps
+        share, longer = divmod(cut * steps, sharers)
+        shares = [number * share + min(number, longer) - place for number in range(sharers + 1)]
+        least = int(values["stages"])  # of the steps of a part
+        begins = [0, *(begin for begin in shares if place >= 0 and least <= begin <= steps - least), steps]
+    return list(itertools.pairwise(begins))
+
+
+def chains(values: Mapping[str, Any], k: int, tile: int) -> list[list[list[int]]]:
     """The k of every chain of FMAs: of each part of k, and in it of each of the warps that take turns.
 
     Every warp has its share of each step; the first step has the remainder of k.
     """
-    values, k = (
-        space(source.family).values(source.config, source.problem, named_device("h200")),
-        source.problem.k,
-    )
-    BK, turns, parts = int(values.get("BK", k)), int(values.get("warps_k", 1)), int(values.get("split_k", 1))
-    steps = -(-k // BK)
-    begins = [part * (steps // parts) + min(part, steps % parts) for part in range(parts + 1)]
-    before = steps * BK - k  # what the first step lacks at its end
+    BK, turns = int(values.get("BK", k)), int(values.get("warps_k", 1))
+    before = -(-k // BK) * BK - k  # what the first step lacks at its end
     found = []
-    for first, last in itertools.pairwise(begins):
+    for first, last in parts_of(values, tile):
         turn_of: list[list[int]] = [[] for _ in range(turns)]
         for step in range(first, last):
             for kk in range(BK if step else BK - before):
                 turn_of[kk * turns // BK].append(step * BK - (before if step else 0) + kk)
         found.append(turn_of)
+    return found
+
+
+def areas(values: Mapping[str, Any], problem: Problem) -> list[tuple[int, slice, slice]]:
+    """The tiles that are computed in ways of their own, each with the rows and columns that it writes."""
+    if values.get("split_k") != 0:
+        return [(0, slice(None), slice(None))]
+    BM, BN, group_m, tiles_m, tiles_n = (
+        int(values[name]) for name in ("BM", "BN", "group_m", "tiles_m", "tiles_n")
+    )
+    found = []
+    for tile in range(tiles_m * tiles_n):
+        group, inside = divmod(tile, group_m * tiles_n)
+        rows = min(group_m, tiles_m - group * group_m)
+        row, col = group * group_m + inside % rows, inside // rows
+        found.append((tile, slice(row * BM, (row + 1) * BM), slice(col * BN, (col + 1) * BN)))
     return found
 
 
@@ -108,19 +137,24 @@ def expected(source: Source, a: Floats, b: Floats, c: Floats, alpha: float, beta
     """
     problem = source.problem
     values = space(source.family).values(source.config, problem, named_device("h200"))
+    if values.get("split_k") == 0:  # how tiles are shared depends on the device
+        values |= {f"shared_{name}": int(each) for name, each in SHARED.findall(source.text)}
     op_a, op_b = (a if problem.layout[0] == "n" else a.T), (b if problem.layout[1] == "n" else b.T)
     scale, weight = np.float32(alpha), np.float32(beta)
+    acc = np.zeros(problem.c_shape, np.float32)
     with np.errstate(all="ignore"):
-        parts = []
-        for part in chains(source):
-            turns = []
-            for turn in part:
-                acc = np.zeros(problem.c_shape, np.float32)
-                for p in turn:
-                    acc = fma32(op_a[:, p : p + 1], op_b[p], acc)
-                turns.append(acc)
-            parts.append(summed(turns, len(turns)))
-        acc = summed(parts, int(values.get("sum_group", 1)))
+        for tile, rows, cols in areas(values, problem):
+            parts = []
+            for part in chains(values, problem.k, tile):
+                turns = []
+                for turn in part:
+                    sums = np.zeros(problem.c_shape, np.float32)[rows, cols]
+                    for p in turn:
+                        sums = fma32(op_a[rows, p : p + 1], op_b[p, cols], sums)
+                    turns.append(sums)
+                parts.append(summed(turns, len(turns)))
+            group = int(values.get("sum_group", 1)) if values.get("split_k") != 0 else len(parts)
+            acc[rows, cols] = summed(parts, group)
         if not problem.beta:
             return [scale * acc]
         old = np.zeros_like(c) if beta == 0 else c
@@ -306,6 +340,57 @@ def test_drawn_points_are_legal_and_of_all_kinds() -> None:
     shapes = [case.problem for case in PAIRS["sgemm"]]
     for extent in (lambda p: p.lda, lambda p: p.ldb, lambda p: p.ldc):
         assert {extent(problem) % 4 for problem in shapes} == {0, 1, 2, 3}
+
+
+# -- shared tiles --------------------------------------------------------------------------------------------
+
+EVEN: dict[str, tuple[Problem, str, dict[str, int | str]]] = {  # what differs from a preset
+    "fewer_tiles_than_blocks": (Problem(32, 64, 300), "tiny_block", {"edge": "exact"}),
+    "whole_tiles_first": (Problem(160, 192, 128, "nt"), "tiny_block", {"vec_b": 1, "BK": 8, "stages": 2}),
+    "shifted_with_a_rest_of_k": (
+        Problem(100, 99, 203, "tn", 1),
+        "tiny_block",
+        {"vec_a": 1, "vec_b": 1, "vec_c": 1, "edge": "shifted", "group_m": 4},
+    ),
+    "one_buffer": (
+        Problem(130, 70, 99, "nn", 1),
+        "register_staged",
+        {
+            "BM": 32,
+            "LM": 4,
+            "TM": 4,
+            "BN": 32,
+            "TN": 4,
+            "stages": 1,
+            "vec_a": 1,
+            "vec_b": 1,
+            "vec_c": 1,
+            "edge": "guarded",
+            "fragment_pipeline": 0,
+            "unroll_stages": 0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_blocks_that_run_at_a_time_share_the_last_tiles(name: str) -> None:
+    problem, preset, changes = EVEN[name]
+    few = dataclasses.replace(named_device("h200"), sm_count=3)
+    family = space("sgemm")
+    config = family.config({**family.presets[preset], "split_k": 0, "min_blocks": 1, **changes})
+    values = family.values(config, problem, few)
+    source = render(family, config, problem, few)
+    binary = compile_text(source.text, source.entry, "sm_90", UNOPTIMISED)
+    assert isinstance(binary, Binary), binary
+    check(source, binary, "beta" if problem.beta else "beta absent", "random")
+    shared = {"shared_tiles": values["cut_tiles"], "shared_sharers": values["sharers"]}
+    parts = [parts_of(values | shared, tile) for tile in range(int(values["tiles"]))]
+    assert min(last - first for tile in parts for first, last in tile) >= values["stages"]
+    whole = values["tiles"] - values["cut_tiles"]
+    assert (whole > 0) == (name == "whole_tiles_first")
+    assert all(len(tile) == 1 for tile in parts[:whole])
+    assert 1 < max(map(len, parts)) <= values["most_parts"]
 
 
 # -- planted mistakes ----------------------------------------------------------------------------------------

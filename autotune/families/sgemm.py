@@ -67,7 +67,9 @@ FOLLOWS: frozenset[str] | None = frozenset(
 )
 # What the model reads too, with the value of a space that lacks the choice.
 CHOICES: dict[str, Any] = dict.fromkeys(
-    ("split_k", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups", "together_a", "together_b"), 1
+    {"split_k", "blocks", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"}
+    | {"together_a", "together_b"},
+    1,
 )
 
 
@@ -86,8 +88,9 @@ def parts(
     if registers is None:
         registers, spill_bytes = predicted_registers(v, device)
     v = {**CHOICES, **v}
-    threads, grid = v["num_threads"], problem.batch * v["tiles_m"] * v["tiles_n"] * v["split_k"]
-    steps = -(-v["tiles_k"] // v["split_k"])
+    shares, tiles = v["split_k"] == 0, v["tiles_m"] * v["tiles_n"]
+    threads, grid = v["num_threads"], problem.batch * np.where(shares, v["blocks"], tiles * v["split_k"])
+    steps = -(-np.where(shares, tiles, 1) * v["tiles_k"] // np.where(shares, v["blocks"], v["split_k"]))
     blocks, queue, resident = resident_blocks(device, grid, registers, threads, v["smem_bytes"])
     warps = threads // WARP
     scheduled = resident * warps / SCHEDULERS  # warps of one scheduler
@@ -120,6 +123,7 @@ def parts(
     ms_per_clock = 1e-3 / device.clock_mhz
     steps_ms = rounds * steps * ms_per_clock
     added = np.where(v["sum_groups"] > 1, v["sum_group"] + v["sum_groups"], v["sum_group"])
+    added = np.where(shares, 2, added)
     meetings = np.where(v["split_k"] == 1, 0, np.where(v["sum_groups"] > 1, 2, 1))
     tile_bytes = FLOAT_BYTES * v["BM"] * v["BN"]
     sums = np.where(meetings > 0, meetings * MEETING_CLOCKS + added * tile_bytes / L2_BYTES_PER_CLOCK, 0)

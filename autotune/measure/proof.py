@@ -88,7 +88,7 @@ def _miniature(
     """Return the problem without most of its whole tiles (along m, n and k)."""
     BM, BN, BK = tile
     stages, group_m, split_k = (int(values.get(name, 1)) for name in ("stages", "group_m", "split_k"))
-    parts = split_k if "split_k" in config else min(split_k, 2)  # what is derived follows the problem
+    parts = max(split_k, 1) if "split_k" in config else min(split_k, 2)  # what is derived follows the problem
     if parts > MANY_PARTS:
         tiles = 1
     raster = groups and tiles > 1 and group_m > 1

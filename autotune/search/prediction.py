@@ -127,8 +127,11 @@ def features(
         else:
             found[name] = part
     if {"tiles", "split_k", "tiles_k"} <= found.keys():
-        found["waves"] = problem.batch * found["tiles"] * found["split_k"] / device.sm_count
-        found["steps"] = found["tiles_k"] / found["split_k"]
+        blocks = found["tiles"] * found["split_k"]
+        if "blocks" in found:
+            blocks = np.where(found["split_k"] == 0, found["blocks"], blocks)
+        found["waves"] = problem.batch * blocks / device.sm_count
+        found["steps"] = found["tiles"] * found["tiles_k"] / blocks
     if {"tiles", "BM", "BN"} <= found.keys():
         found["fill"] = problem.m * problem.n / (found["tiles"] * found["BM"] * found["BN"])
     for name, stride in (("lda", problem.lda), ("ldb", problem.ldb), ("ldc", problem.ldc)):
