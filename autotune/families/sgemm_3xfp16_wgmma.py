@@ -1,8 +1,8 @@
 """The model of `sgemm_3xfp16_wgmma`: the scan and the split of both operands, then the product.
 
 The product takes the tensor cores' time at the rate that power leaves them, plus a start, and what one
-warpgroup alone leaves idle while it promotes its sums. Constants were fitted on an H200 (NVRTC 13.0): seven
-kernels at 1024 to 16384 cubed, short runs.
+warpgroup alone leaves idle while it promotes its sums. Constants were fitted on an H200 (NVRTC 13.0): kernels
+at 1024 to 16384 cubed and seven other shapes, short runs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from autotune.model.occupancy import resident_blocks
 from autotune.values.device import Device
 from autotune.values.problem import FLOAT_BYTES, Problem
 
-RATE = 0.8  # of the tensor cores' peak, which power leaves
-NARROW = 12.0  # columns by which a tile seems wider: rows are read from shared memory again for each
-PROMOTION_CLOCKS = 3.0  # of an output of a thread that moves, where no other warpgroup multiplies meanwhile
-TWO_PROMOTIONS = 0.17  # of the tensor cores' time, lost to a second promotion in a step with two buffers
-BUBBLE_CLOCKS = 250.0  # of each time, likewise: its products are waited for
-EXPOSED_CLOCKS = 900.0  # of the way to memory, shared by the buffers but one
-START_US = 9.0  # of the product: its start, first step and last outputs
-SPLIT_START_US = 9.0  # of both kernels before it
+RATE = 0.9  # of the tensor cores' peak, which power leaves
+NARROW = 24.0  # columns by which a tile seems wider: rows are read from shared memory again for each
+FLAT = 12.0  # rows, likewise: columns are fetched again for each
+PROMOTION_CLOCKS = 2.0  # of an output of a thread that moves, where no other warpgroup multiplies meanwhile
+OVERLAPPED = 0.05  # of a promotion that costs even where another one does: power
+TWO_PROMOTIONS = 0.07  # of the tensor cores' time, lost to a second promotion in a step with two buffers
+BUBBLE_CLOCKS = 100.0  # of each time, likewise: its products are waited for
+EXPOSED_CLOCKS = 500.0  # of the way to memory, shared by the buffers but one
+START_US = 6.0  # of the product: its start, first step and last outputs
+SPLIT_START_US = 8.0  # of both kernels before it
+NARROW_STORES = 2.2  # times that C's bytes take longer where they move one by one
 SPLIT_RATE = 0.8  # of the memory's bandwidth that they reach
 LEFT_US = 0.9  # of the blocks that an SM holds of the fallback, which return at once
 LEFT_TILE = 128 * 128  # outputs of one of them
 
 NAMES = frozenset(  # what the model reads of a config
-    {"BM", "BN", "BK", "promote", "stages", "warpgroups", "num_threads", "smem_bytes"}
+    {"BM", "BN", "BK", "promote", "stages", "vec_c", "warpgroups", "num_threads", "smem_bytes"}
     | {"tiles_m", "tiles_n", "tiles_k"}
 )
 FOLLOWS: frozenset[str] | None = None  # the whole space is listed within milliseconds
@@ -66,19 +69,23 @@ def parts(
     ms_per_clock = 1e-3 / device.clock_mhz
     steps_ms = rounds * v["tiles_k"] * ms_per_clock
     multiplies = max(2 * device.tf32_multiplies_per_sm, 1) * RATE
-    tensor = 3 * v["BM"] * (v["BN"] + NARROW) * v["BK"] / multiplies
+    tensor = 3 * (v["BM"] + FLAT) * (v["BN"] + NARROW) * v["BK"] / multiplies
     promotion = v["BK"] // v["promote"] * (BUBBLE_CLOCKS + PROMOTION_CLOCKS * v["BN"] / 2)
-    alone = np.where(v["warpgroups"] == 1, promotion, 0.0)
-    twice = np.where((v["stages"] == 2) & (v["promote"] < v["BK"]), TWO_PROMOTIONS * tensor, 0.0)
-    stall = alone + twice + EXPOSED_CLOCKS / np.maximum(1, 8 * (v["stages"] - 1))
+    promoting = np.where(v["warpgroups"] == 1, promotion, OVERLAPPED * promotion)
+    waits = (v["stages"] == 2) & (v["promote"] < v["BK"]) & (v["warpgroups"] < 3)
+    twice = np.where(waits, TWO_PROMOTIONS * tensor, 0.0)
+    stall = promoting + twice + EXPOSED_CLOCKS / np.maximum(1, 8 * (v["stages"] - 1))
     bandwidth = max(device.bandwidth_gbs, 1) * 1e6  # bytes per ms
     a_bytes, b_bytes, c_bytes = (
-        FLOAT_BYTES * extent
+        FLOAT_BYTES * problem.batch * extent
         for extent in (problem.m * problem.k, problem.k * problem.n, problem.m * problem.n)
     )
     split_ms = SPLIT_START_US * 1e-3 + 3 * (a_bytes + b_bytes) / (SPLIT_RATE * bandwidth)
     left_ms = LEFT_US * 1e-3 * np.ceil(c_bytes / FLOAT_BYTES / LEFT_TILE / device.sm_count)
-    product = np.maximum((tensor + stall) * steps_ms, (a_bytes + b_bytes + c_bytes) / bandwidth)
+    # Nothing multiplies while outputs are written; that wide stores alone take is in the other constants.
+    narrow = np.where(v["vec_c"] == 1, NARROW_STORES * (1 + problem.beta), 0.0)
+    outputs_ms = (problem.beta + narrow) * c_bytes / bandwidth
+    product = np.maximum((tensor + stall) * steps_ms + outputs_ms, (a_bytes + b_bytes + c_bytes) / bandwidth)
     return {
         "ms": split_ms + left_ms + START_US * 1e-3 + product,
         "blocks": blocks,
