@@ -67,7 +67,7 @@ FOLLOWS: frozenset[str] | None = frozenset(
 )
 # What the model reads too, with the value of a space that lacks the choice.
 CHOICES: dict[str, Any] = dict.fromkeys(
-    {"split_k", "blocks", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"}
+    {"split_k", "blocks", "most_parts", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"}
     | {"together_a", "together_b"},
     1,
 )
@@ -123,7 +123,7 @@ def parts(
     ms_per_clock = 1e-3 / device.clock_mhz
     steps_ms = rounds * steps * ms_per_clock
     added = np.where(v["sum_groups"] > 1, v["sum_group"] + v["sum_groups"], v["sum_group"])
-    added = np.where(shares, 2, added)
+    added = np.where(shares, v["most_parts"], added)
     meetings = np.where(v["split_k"] == 1, 0, np.where(v["sum_groups"] > 1, 2, 1))
     tile_bytes = FLOAT_BYTES * v["BM"] * v["BN"]
     sums = np.where(meetings > 0, meetings * MEETING_CLOCKS + added * tile_bytes / L2_BYTES_PER_CLOCK, 0)
