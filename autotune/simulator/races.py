@@ -198,7 +198,7 @@ class RaceDetector(Orders):
             copier = int(self.lanes.thread[before[bad[0]] - IN_FLIGHT])
             how = "may still write: no cp.async.wait_group covers it"
             how = "brought, with no barrier after its wait" if arrived[0] else how
-            why = f"{verb} what an async copy of {self._name(touch, copier)} {how}"
+            why = f"{verb} what an async copy of {self._name(copier, True)} {how}"
             self._report(touch, int(where[bad[0]]), "async-copy", why, other=copier)
         bad = self.bulk_in_flight(touch, where, before)
         if len(bad):
@@ -245,43 +245,29 @@ class RaceDetector(Orders):
             stamps = stamps[block * width : (block + 1) * width]
             found = np.flatnonzero((stamps >= FOREIGN) & (stamps < BULK))
             if len(found):
-                name = self._foreign(int(stamps[found[0]]))
-                message = (
-                    f"the block ends with no barrier of the cluster since {name} {did} its shared memory"
-                )
-                place = int(found[0]) * self.shared.unit
-                raise self.lanes.stop("early-exit", message, line, block * self.lanes.stride, place, "shared")
+                name = self._name(int(stamps[found[0]]), True)
+                why = f"the block ends with no barrier of the cluster since {name} {did} its shared memory"
+                place, lane = int(found[0]) * self.shared.unit, block * self.lanes.stride
+                raise self.lanes.stop("early-exit", why, line, lane, place, "shared")
 
-    def _foreign(self, stamp: int) -> str:
-        """Name who left a stamp in the shared memory of another block of its cluster."""
-        who = stamp & WHO
-        if stamp >= MANY or who >= SEVERAL:
-            return "another block of its cluster"
-        block = self.lanes.block_place((stamp - FOREIGN >> EPOCH) + self.lanes.first_block)
-        thread = f"thread {self.lanes.thread_place(who)}" if who < WARPS else f"warp {who - WARPS}"
-        return f"{thread} of block {block}"
-
-    def _name(self, touch: Touch, stamp: int) -> str:
+    def _name(self, stamp: int, in_shared: bool) -> str:
         """Name who left a stamp."""
         who = stamp & WHO
-        thread = f"thread {self.lanes.thread_place(who)}"
-        if FOREIGN <= stamp < BULK and touch.start is not None:
-            return self._foreign(stamp)
-        if touch.start is not None:
-            several = "threads of several warps" if who >= SEVERAL else f"threads of warp {who - WARPS}"
+        thread = f"thread {self.lanes.thread_place(who)}" if who < WARPS else f"warp {who - WARPS}"
+        first, foreign = self.lanes.first_block, in_shared and stamp >= FOREIGN
+        if in_shared and not foreign:
+            several = "threads of several warps" if who >= SEVERAL else f"threads of {thread}"
             return "an atomic operation" if stamp & ATOMIC else thread if who < WARPS else several
-        if stamp >= MANY:
-            return "several blocks"
-        block = (stamp >> BLOCK) - 1
+        if stamp >= MANY or (foreign and who >= SEVERAL):
+            return "another block of its cluster" if foreign else "several blocks"
+        block = (stamp - FOREIGN >> EPOCH) + first if foreign else (stamp >> BLOCK) - 1
         name = f"block {self.lanes.block_place(block)}"
-        first = self.lanes.first_block
-        if not first <= block < first + self.lanes.blocks or who >= SEVERAL:
-            return name
-        return f"{thread if who < WARPS else f'warp {who - WARPS}'} of {name}"
+        here = first <= block < first + self.lanes.blocks and who < SEVERAL
+        return f"{thread} of {name}" if here else name
 
     def _conflict(self, touch: Touch, position: int, stamp: int, what: tuple[str, str], excuse: str) -> None:
         """Stop at a unit that another access left a stamp at."""
-        (verb, did), name = what, self._name(touch, stamp)
+        (verb, did), name = what, self._name(stamp, touch.start is not None)
         kind: FaultKind = "global-race"
         here = stamp >> BLOCK == int(touch.stamps[position]) >> BLOCK
         if touch.start is not None:
