@@ -42,6 +42,30 @@ def test_the_loop_with_the_ffmas_is_found(arch):
     assert loop.ratio("LDS") == 0
 
 
+def test_of_a_loop_over_tiles_it_is_the_one_within():
+    text = """
+extern "C" __global__ void tiles(float* out, int n, int all)
+{
+    #pragma unroll 1
+    for (int tile = blockIdx.x; tile < all; tile += gridDim.x) {
+        float a = tile, b = out[tile], before = a * b + 1.0f;
+        #pragma unroll 1
+        for (int i = 0; i + 4 < n; i += 4)
+            #pragma unroll
+            for (int j = 0; j < 24; ++j)
+                a = a * b + before;
+        #pragma unroll 1
+        for (int i = 0; i < n % 4; ++i)
+            #pragma unroll
+            for (int j = 0; j < 6; ++j)
+                a = a * b + before;
+        out[tile] = a;
+    }
+}
+"""
+    assert main_loop(binary(text, "tiles").cubin, "tiles").opcodes["FFMA"] == 24
+
+
 def test_a_kernel_without_a_loop_counts_whole():
     text = 'extern "C" __global__ void one(float* out) { out[threadIdx.x] = threadIdx.x * 2.5f; }'
     loop = main_loop(binary(text, "one").cubin, "one")

@@ -62,8 +62,9 @@ class Loop:
 
 
 def main_loop(cubin: bytes, entry: str) -> Loop:
-    """Return the innermost loop with the most `MULTIPLIES`: what one of its iterations executes.
+    """Return the loop with the most `MULTIPLIES`: what one of its iterations executes.
 
+    Of a loop over tiles it is the loop within that has more than half of them.
     Predicated-off padding (``@!PT``) counts: it takes an issue slot like any other instruction.
 
     Raises:
@@ -81,11 +82,20 @@ def main_loop(cubin: bytes, entry: str) -> Loop:
             first = int(target, 16) // INSTRUCTION_BYTES
             if first < index:  # not the endless branch behind every kernel, which jumps to itself
                 loops.append((first, index + 1))
-    best = max(
-        loops,
-        key=lambda loop: (multiplies[loop[1]] - multiplies[loop[0]], loop[0] - loop[1]),
-        default=(0, len(code)),
-    )
+
+    def weight(loop: tuple[int, int]) -> tuple[int, int]:
+        return multiplies[loop[1]] - multiplies[loop[0]], loop[0] - loop[1]
+
+    best = max(loops, key=weight, default=(0, len(code)))
+    while within := [
+        (first, end)
+        for first, end in loops
+        if best[0] <= first
+        and end <= best[1]
+        and best != (first, end)
+        and 2 * weight((first, end))[0] > weight(best)[0]
+    ]:
+        best = max(within, key=weight)
     return Loop(dict(Counter(opcodes[best[0] : best[1]]).most_common()), best[0], len(code))
 
 
