@@ -374,9 +374,9 @@ def test_a_fault_in_a_template_is_one_line_with_its_place(copy, new, says):
 
 def test_a_fault_in_a_part_names_the_part(copy):
     with pytest.raises(
-        SpaceError, match=r"constants\.cu\.jinja: line \d+: does not render \('nothing' is undefined"
+        SpaceError, match=r"problem\.cu\.jinja: line \d+: does not render \('nothing' is undefined"
     ):
-        copy("{{ m }};", "{{ nothing.m }};", "parts/sgemm/constants.cu.jinja")
+        copy("{{ m }};", "{{ nothing.m }};", "parts/common/problem.cu.jinja")
 
 
 def test_a_family_of_ones_own_lies_in_one_folder_and_may_include_built_in_parts(tmp_path):
