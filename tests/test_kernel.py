@@ -34,7 +34,7 @@ from autotune.kernel.choices import Choices
 from autotune.kernel.kernel import Kernel
 from autotune.records import Store
 from autotune.space.space import Space
-from autotune.values.problem import Problem, Strided
+from autotune.values.problem import MATHS, Problem, Strided
 
 pytestmark = pytest.mark.filterwarnings("ignore:records were measured under other circumstances")
 
@@ -730,6 +730,13 @@ def test_any_math_goes_by_the_estimate_where_nothing_was_measured(tmp_path):
         assert (found.served == "exact", found.problem.math) == (False, math)
     with pytest.raises(RecordMissing, match="no record of 2000 x 2048 x 2048 nn on NVIDIA A10"):
         best_kernel(2000, 2048, 2048, math="any", device="simulator:a10", policy="exact", root=tmp_path)
+
+
+@pytest.mark.parametrize(("doubt", "math"), [(1e-3, "3xtf32"), (1e3, "ffma")])
+def test_tensor_cores_must_be_predicted_to_be_faster_than_doubt_allows(tmp_path, monkeypatch, doubt, math):
+    monkeypatch.setattr(best, "DOUBT", doubt)
+    problems = [dataclasses.replace(BOTH, math=each) for each in MATHS]
+    assert best.expected(problems, H200, None, Store(tmp_path)).math == math
 
 
 def test_a_math_without_a_record_must_be_predicted_to_beat_the_fastest_that_has_one(tmp_path):

@@ -20,9 +20,11 @@ from autotune.values.problem import FLOAT_BYTES, Problem
 
 BESIDE_CLOCKS = 0.95  # of an instruction beside the tensor cores, for one scheduler
 SPLIT_SLOTS = 3.0  # instructions that split one float
-COPY_SLOTS = 3.0  # one cp.async with its addresses
-ENOUGH_WARPS = 1.5  # of a scheduler, to hide how long a product takes
+COPY_SLOTS = 6.0  # one cp.async with its addresses
+ENOUGH_WARPS = 1.9  # of a scheduler, to hide how long a product takes
 WARP_RATE = 0.5  # what mma.sync reaches of the rate of warpgroups where there are any
+EXPOSED_CLOCKS = 450.0  # of the way to memory, shared by the buffers but one
+STORES = 1.4  # of the time that C's bytes take, on top: nothing multiplies meanwhile
 START_CLOCKS = 2500.0  # until a block's first step, and from its last to the end
 MEETING_CLOCKS = 2500.0  # for blocks to keep their partial sums, count themselves in, and one to go on
 EXPOSED_MEMORY = 0.5  # of the time that device memory needs, on top: blocks are few where it counts
@@ -69,14 +71,17 @@ def parts(
     sums = v["WM"] * v["WN"] / WARP
     slots = v["BK"] / 8 * ((1 + SPLIT_SLOTS) * fragments + sums * 8 / v["promote"])
     copies = COPY_SLOTS * (v["a_pieces"] + v["b_pieces"]) / v["num_threads"]
-    return tensor_parts(
+    parts = tensor_parts(
         *(v, problem, device, registers, spill_bytes),
         clocks=3 * v["BM"] * v["BN"] * v["BK"] / rate,
         slots=slots + copies,
         beside=BESIDE_CLOCKS,
-        exposed=0,  # warps hide each other's
+        exposed=EXPOSED_CLOCKS,
         enough_warps=ENOUGH_WARPS,  # a warp waits for its own products: too few leave the tensor cores idle
     )
+    c_bytes = FLOAT_BYTES * problem.batch * problem.m * problem.n * (1 + problem.beta)
+    parts["ms"] = parts["ms"] + STORES * c_bytes / max(device.bandwidth_gbs, 1) * 1e-6
+    return parts
 
 
 def tensor_parts(
