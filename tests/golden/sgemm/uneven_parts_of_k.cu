@@ -233,17 +233,22 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         }
     };
 
+    // Rounds in which more tiles follow, and what is left one by one: whether one follows would be a branch in each step.
     int tile = 0;
     #pragma unroll 1
-    for (; tile + stages <= steps; tile += stages)
+    for (; tile + 2 * stages - 1 <= steps; tile += stages)
         #pragma unroll
         for (int s = 0; s < stages; ++s)
-            step(s, (s + 1) % stages, (s + stages - 1) % stages, tile + s + stages - 1 < steps);
+            step(s, (s + 1) % stages, (s + stages - 1) % stages, true);
 
-    #pragma unroll
-    for (int s = 0; s < stages - 1; ++s)
-        if (tile + s < steps)
-            step(s, (s + 1) % stages, (s + stages - 1) % stages, false);
+    int stage = 0, vacant = stages - 1;
+    #pragma unroll 1
+    for (; tile < steps; ++tile) {
+        const int next = stage + 1 == stages ? 0 : stage + 1;
+        step(stage, next, vacant, tile + stages - 1 < steps);
+        vacant = stage;
+        stage = next;
+    }
 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
