@@ -20,6 +20,9 @@ _OTHERS = {
     "thin_mixed": Problem(32, 4096, 4096, "nt"),
     "odd_block": Problem(1760, 7133, 1760, "nt", 1),
     "odd_split": Problem(1021, 1021, 1021, "nt", 1),
+    "shared_large": Problem(3728, 928, 7392, "nt"),
+    "shared_square": Problem(3552, 736, 6320, "nt"),
+    "shared_slim": Problem(592, 928, 4160, "nt"),
     "turning_block": Problem(1024, 1024, 1024),
     "turning_eight": Problem(512, 512, 512),
 }

@@ -281,7 +281,7 @@ def preset_cases() -> list[Case]:
     for family in FAMILIES:
         for number, config in enumerate(space(family).presets.values()):
             BM, BN, BK, stages = (int(config.get(name, 8)) for name in ("BM", "BN", "BK", "stages"))
-            steps = int(config.get("split_k", 1)) * (stages + 2)
+            steps = max(1, int(config.get("split_k", 1))) * (stages + 2)
             layout = "nt" if config.get("transpose_b") == 0 else "nn"
             whole = Problem(BM, 2 * BN, steps * BK, layout, beta=number % 2)
             edge = Problem(BM + 1, BN - 1, steps * BK - BK - 3, layout, beta=1 - number % 2)

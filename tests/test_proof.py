@@ -112,7 +112,7 @@ def altered(folder, part, old, new):
     """The built-in family with one line of a template part changed."""
     shutil.copytree(data_dir("templates"), folder, dirs_exist_ok=True)
     shutil.copy(data_dir("search_spaces") / "sgemm.toml", folder)
-    path = folder / "parts" / part
+    (path,) = folder.glob(f"parts/*/{part}")
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
