@@ -129,6 +129,17 @@ def test_the_distribution_of_a_bench(tmp_path):
     assert page.tables["f2"][-1][-1] == "<i>it crashed</i>"
 
 
+def test_a_shape_counts_in_its_fastest_math_alone():
+    problem = Problem(64, 64, 64)
+    lines = [
+        of_problem(f"a{suffix}", replace(problem, math=math), "timed", median_ms=ms, vs_cublas=1 / ms)
+        for math, suffix, ms in (("ffma", "", 1.0), ("3xtf32", " 3xtf32", 0.25), ("3xfp16", " 3xfp16", 2.0))
+    ]
+    page = check(suite_page("t", [], lines))
+    assert page.tables["f1"][1] == ["worst", "4"]
+    assert [row[0] for row in page.tables["f2"][1:]] == ["a", "a 3xtf32", "a 3xfp16"]
+
+
 def held_file(path):
     """A bench of one shape, of which two contestants ran for seconds."""
     content = json.loads(bench_file(path, [1.5]).read_text())

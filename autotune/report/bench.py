@@ -116,10 +116,7 @@ class Report:
     @property
     def fastest(self) -> tuple[Row, ...]:
         """The shapes that have a time, each in the math that takes the least: what ``math="any"`` serves."""
-        best: dict[str, Row] = {}
-        for row in sorted(self.timed, key=lambda row: row.gflops or 0.0):
-            best[row.shape.id.removesuffix(f" {row.shape.problem.math}")] = row
-        kept = {row.shape.id for row in best.values()}
+        kept = in_fastest_math((row.shape.id, row.shape.problem.math, row.gflops) for row in self.timed)
         return tuple(row for row in self.timed if row.shape.id in kept)
 
     @property
@@ -261,6 +258,15 @@ class Report:
 def _reasons(clocks: Clocks | None) -> tuple[object, ...]:
     found = None if clocks is None else clocks.get("throttle")
     return found if isinstance(found, tuple) else ()
+
+
+def in_fastest_math(timed: Iterable[tuple[str, Math, float | None]]) -> set[str]:
+    """Return the ids of the shapes that no other math computes faster, given each one's id, math and rate."""
+    best = {
+        name.removesuffix(f" {math}"): name
+        for name, math, _ in sorted(timed, key=lambda each: each[2] or 0.0)
+    }
+    return set(best.values())
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:

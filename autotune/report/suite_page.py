@@ -13,7 +13,7 @@ from autotune.measure.comparison import KERNEL, NAMES
 from autotune.model.account import roofline_ms
 from autotune.outside import MIB, read_bytes
 from autotune.records import Record
-from autotune.report.bench import SLOWER, geometric_mean
+from autotune.report.bench import SLOWER, geometric_mean, in_fastest_math
 from autotune.report.chart import Axis, Chart, Lane, Series
 from autotune.report.page import Bar, Cell, Figure, page
 from autotune.space.space import Config
@@ -139,9 +139,11 @@ def suite_page(title: str, summary: Sequence[str], lines: Sequence[Line]) -> str
 
 
 def ratios_figure(timed: Sequence[Line]) -> Figure:
-    """Return the ratios to cuBLAS: of each shape where they are few, and how they spread."""
+    """Return the ratios to cuBLAS, of each shape in its fastest math, where they are few; how they spread."""
+    kept = in_fastest_math((line.id, line.math, 1 / (line.median_ms or math.inf)) for line in timed)
     found = sorted(
-        ((line.vs_cublas, line) for line in timed if line.vs_cublas is not None), key=lambda pair: pair[0]
+        ((line.vs_cublas, line) for line in timed if line.vs_cublas is not None and line.id in kept),
+        key=lambda pair: pair[0],
     )
     title = "Against cuBLAS"
     ratios = [ratio for ratio, _ in found]
