@@ -21,7 +21,7 @@ from autotune.values.problem import Problem
 WARPGROUP_ROWS = 64
 BESIDE_CLOCKS = 1.8  # of an instruction beside the tensor cores, for one scheduler: few warps hide it
 EXPOSED_CLOCKS = 1600.0  # of the way to memory
-ONE_MEETING = 0.85  # of them, where the warpgroups of a block meet once in a step
+ONE_MEETING = 0.75  # of them, where the warpgroups of a block meet once in a step
 REGISTER_BASE = 90.0  # beside sums: rows of two tiles, addresses
 
 NAMES = COMMON_NAMES | {"columns", "warpgroups", "splits"}  # what the model reads of a config
