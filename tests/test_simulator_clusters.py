@@ -202,3 +202,20 @@ def test_launches_that_clusters_forbid() -> None:
         run(PULL, grid=6, FIRST="meet();", LAST="meet();")
     with pytest.raises(UnsupportedPTX, match=r"only such along x"):
         run(PULL.replace("dims__(4)", "dims__(2, 2)"), grid=(2, 4), FIRST="meet();", LAST="meet();")
+
+
+def test_cooperative_groups() -> None:
+    text = """#include <cooperative_groups.h>
+    namespace cg = cooperative_groups;
+    __global__ void __cluster_dims__(2) k(const float* a, float* b) {
+        __shared__ float s[64];
+        const cg::cluster_group cluster = cg::this_cluster();
+        s[threadIdx.x] = a[blockIdx.x * 64 + threadIdx.x];
+        SYNC
+        b[blockIdx.x * 64 + threadIdx.x] = cluster.map_shared_rank(s, cluster.block_rank() ^ 1)[threadIdx.x];
+        cluster.sync();
+    }"""
+    report, b = run(text, SYNC="cluster.sync();")
+    assert report.faults == ()
+    np.testing.assert_array_equal(b, A.reshape(4, 2, 64)[:, ::-1].reshape(8, 64))
+    assert run(text, SYNC="cg::this_thread_block().sync();")[0].faults[0].kind == "shared-race"
