@@ -15,6 +15,8 @@ _OTHERS = {
     "split_slim": Problem(1760, 128, 1760, beta=1),
     "turning_tiny": Problem(256, 256, 256),
     "turning_small": Problem(512, 512, 512),
+    "cluster_slim": Problem(1760, 128, 1760, beta=1),
+    "cluster_small": Problem(64, 512, 2048),
     "deep_block": Problem(64, 64, 64000, "nt"),
     "thin_kept": Problem(32, 18944, 3584, "nt"),
     "thin_mixed": Problem(32, 4096, 4096, "nt"),

@@ -63,13 +63,13 @@ CASES: dict[str, dict[str, Case]] = {
             "odd_block",
             {"BM": 256, "LM": 4, "BN": 64, "TN": 4, "stages": 2, "ffma_order": "row"},
         ),
-        "warps_in_turn_along_k": ((512, 512, 512), "turning_small", {}),
         "uneven_parts_of_k": (
             (1000, 1000, 1000),
             "register_staged",
             {"BM": 192, "TM": 4, "LM": 8, "BN": 96, "TN": 12, "split_k": 4, "edge": "shifted",
              "ffma_order": "blocked", "group_m": 1, "min_blocks": 2},
         ),
+        "warps_in_turn_and_clusters": ((64, 512, 2080), "cluster_small", {"fragment_pipeline": 1}),
         "shared_tiles": (
             (3552, 736, 6321, "nt"),
             "square_block",

@@ -154,6 +154,8 @@ def expected(source: Source, a: Floats, b: Floats, c: Floats, alpha: float, beta
                     turns.append(sums)
                 parts.append(summed(turns, len(turns)))
             group = int(values.get("sum_group", 1)) if values.get("split_k") != 0 else len(parts)
+            if (blocks := int(values.get("cluster_k", 1))) > 1:  # a cluster's parts first
+                group = blocks
             acc[rows, cols] = summed(parts, group)
         if not problem.beta:
             return [scale * acc]
@@ -257,7 +259,7 @@ def check(source: Source, binary: Binary, scalars: str, kind: str) -> None:
 
 # What acts together in `sgemm`. Steps of the ladder get every pair with one of their parameters.
 GROUPS = (
-    "split_k warps_k edge loader transpose_a transpose_b read_k layout stages fragment_pipeline",
+    "split_k cluster_k warps_k edge loader transpose_a transpose_b read_k layout stages fragment_pipeline",
     "spread_n loader layout transpose_b vec_b VN wide_b smem_pad edge",
     "loader layout edge vec_a transpose_a smem_pad wide_a rows",
     "loader layout edge vec_b transpose_b smem_pad wide_b cols",
@@ -265,7 +267,7 @@ GROUPS = (
     "edge group_m ragged_group rows",
     "TM VM warps_k read_k ffma_order transpose_a",
     "TN VN warps_k read_k ffma_order transpose_b",
-    "scalars edge vec_c spread_n warps_k split_k",
+    "scalars edge vec_c spread_n warps_k split_k cluster_k",
     "operands edge loader first_step layout",
     "target loader layout",
 )
@@ -425,6 +427,7 @@ BASES |= {
     ),
     "shifted": (Problem(37, 44, 44), {**ASYNC, "edge": "shifted"}),
     "parts": (Problem(32, 32, 96), {**ASYNC, "edge": "exact", "stages": 2, "split_k": 3}),
+    "cluster": (Problem(37, 44, 128, beta=1), {**ASYNC, "stages": 2, "split_k": 4, "cluster_k": 2}),
     "spread": (Problem(37, 45, 44, "nt"), {**ASYNC, "VN": 2, "vec_b": 1, "vec_c": 1, "spread_n": 1}),
 }
 DIFFERS = "differs"
@@ -601,6 +604,16 @@ MISTAKES = [
         "a part begins a step late", "parts", "part * steps;", "part * steps + (part > 0);", "out-of-bounds"
     ),
     Mistake("one part left out", "parts", "add(0, split_k)", "add(0, split_k - 1)", DIFFERS),
+    Mistake("a meeting that nobody came to", "cluster", "    cluster_arrive();", "", "deadlock"),
+    Mistake("sums read before they are there", "cluster", "    wait_for(all_received);", "", "async-copy"),
+    Mistake(
+        "fewer bytes than are sent",
+        "cluster",
+        "(cluster_k - 1) * sizeof",
+        "(cluster_k - 1) / 2 * sizeof",
+        "async-copy",
+    ),
+    Mistake("rows of another block", "cluster", "my_first = rank", "my_first = (1 - rank)", DIFFERS),
     Mistake("columns of C side by side", "spread", "j % VN * LN;", "j % VN;", "global-race"),
     Mistake("columns of B side by side", "spread", "Bs_row + spread(b_row)", "Bs_row + b_row", DIFFERS),
     Mistake(

@@ -326,6 +326,19 @@ def test_the_digest_follows_what_is_said_and_not_how(write):
     assert Space.load(write(told_otherwise)).digest == plain
 
 
+def test_what_is_absent_has_the_value_of_before(write):
+    later = SMALL.replace("stages = { values = [1, 2, 3]", "stages = { values = [1, 2, 3], absent = 2")
+    assert later != SMALL
+    space, short = Space.load(write(later)), {"BM": 16, "loader": "reg", "BN": 8}
+    assert dict(space.config(short)) == {**short, "stages": 2}
+    assert space.points([short]).config(0) == space.config(short)
+    assert space.config({**short, "stages": 3})["stages"] == 3
+    with pytest.raises(ConfigError, match="misses BM"):
+        space.config({"loader": "reg", "BN": 8})
+    assert Space.load(write(SMALL, "other.toml")).digest == space.digest
+    assert "parameters.stages.absent: stages = 7" in refusal(write(later.replace("absent = 2", "absent = 7")))
+
+
 PRESETS = """
 second = { from = "first", stages = 2 }
 third = { from = "second", loader = "cp_async" }

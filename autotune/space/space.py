@@ -335,6 +335,7 @@ class Space:
         """
         rows = []
         for config in configs:
+            config = {**self._file.absent, **config}
             try:
                 rows.append([values.index(config[name]) for name, values in self.parameters.items()])
             except (KeyError, ValueError):
@@ -353,9 +354,12 @@ class Space:
     def config(self, values: Mapping[str, Value]) -> Config:
         """Return a config of this space: all parameters named, in the space's order.
 
+        What is not named has the value that the space's file says under `absent`, where it does.
+
         Raises:
             ConfigError: A parameter is missing or unknown, or has a value that the space does not know.
         """
+        values = {**self._file.absent, **values}
         why = check_choice(self._file.known, values, self.family)
         if why is not None:
             raise ConfigError(why)

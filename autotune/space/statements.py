@@ -46,7 +46,7 @@ TEMPLATE_NAMES = (  # what rendering adds
     *("fallback", "gate", "gate_parameters"),
 )
 _KEYS = {
-    "parameters": ("values", "known", "meaning"),
+    "parameters": ("values", "known", "absent", "meaning"),
     "derived": ("expr", "meaning"),
     "constraints": ("expr", "reason"),
     "search": ("expr", "reason"),
@@ -135,6 +135,7 @@ class SpaceFile:
     adapts: tuple[str, ...]
     parameters: dict[str, tuple[Value, ...]]
     known: dict[str, tuple[Value, ...]]
+    absent: dict[str, Value]
     meanings: dict[str, str]
     words: dict[str, tuple[str, ...]]
     codes: dict[str, int]
@@ -190,6 +191,7 @@ class Reader:
         self.where = path.name
         self.parameters: dict[str, tuple[Value, ...]] = {}
         self.known: dict[str, tuple[Value, ...]] = {}
+        self.absent: dict[str, Value] = {}
         self.meanings: dict[str, str] = {}
         self.words = dict(_WORD_FACTS)
         self.codes: dict[str, int] = {}
@@ -244,6 +246,7 @@ class Reader:
             adapts=self._adapts(),
             parameters=self.parameters,
             known=self.known,
+            absent=self.absent,
             meanings=self.meanings,
             words=self.words,
             codes=self.codes,
@@ -327,6 +330,10 @@ class Reader:
         known = self.known[name] = self._values(name, entry, "known" if "known" in entry else "values")
         if isinstance(known[0], str):
             self.words[name] = tuple(map(str, known))
+        if "absent" in entry:
+            self.absent[name] = entry["absent"]
+            if why := check_choice({name: known}, {name: entry["absent"]}, self.where):
+                self._refuse(f"parameters.{name}.absent: {why}")
         self.meanings[name] = self._optional(entry, "meaning", f"{name}.meaning")
 
     def _values(self, name: str, entry: dict[str, Any], key: str) -> tuple[Value, ...]:
@@ -387,6 +394,7 @@ class Reader:
     def _preset(self, section: str, name: str, entry: Any, family: str) -> dict[str, Value]:
         if not isinstance(entry, dict):
             self._refuse(f"{section}.{name} must be a table, not {shown(entry)}")
+        entry = {**self.absent, **entry}
         why = check_choice(self.known, entry, family)
         if why is not None:
             self._refuse(f"{section}.{name}: {why}")

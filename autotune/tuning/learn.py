@@ -11,6 +11,7 @@ import gzip
 import io
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from autotune.code.depot import Depot
 from autotune.code.render import template_digest
 from autotune.code.sources import rendered
-from autotune.errors import ProblemError, RecordError, ToolchainError
+from autotune.errors import ConfigError, ProblemError, RecordError, ToolchainError
 from autotune.families import family_of
 from autotune.families.estimate import estimate_parts
 from autotune.model.correction import Correction
@@ -146,18 +147,24 @@ def trials(device: Device, spaces: Sequence[Space], store: Store) -> dict[str, l
     by_family = {space.family: space for space in spaces}
     result: dict[str, list[Measured]] = {}
     for (family, problem), times in found.items():
-        kept = {config: ms for config, ms in times.items() if _searches(by_family[family], config)}
+        kept = {
+            whole: ms
+            for config, ms in times.items()
+            if (whole := _searched(by_family[family], config)) is not None
+        }
         if kept:
             measured = Measured(problem, tuple(kept), np.array(list(kept.values())))
             result.setdefault(family, []).append(measured)
     return result
 
 
-def _searches(space: Space, config: Config) -> bool:
-    """Return whether a space has all values of a config: it may have been narrowed, its code unchanged."""
-    return config.keys() == space.parameters.keys() and all(
-        config[name] in values for name, values in space.parameters.items()
-    )
+def _searched(space: Space, config: Config) -> Config | None:
+    """Return a config as the space, which may have been narrowed since, searches it; None if it does not."""
+    with suppress(ConfigError):
+        whole = space.config(config)
+        if all(whole[name] in values for name, values in space.parameters.items()):
+            return whole
+    return None
 
 
 def write_table(path: Path, found: Mapping[str, Sequence[Measured]], spaces: Sequence[Space]) -> None:

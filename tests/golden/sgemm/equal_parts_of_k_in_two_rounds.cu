@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
-// config   BM32-TM8-LM4-BN64-TN2-VM1-VN1-BK16-split_k32-warps_k4-cp_async-stages4-transpose_a0-transpose_b0-read_k4-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline0-unroll_stages1-serpentine-group_m1-min_blocks1
+// config   BM32-TM8-LM4-BN64-TN2-VM1-VN1-BK16-split_k32-cluster_k1-warps_k4-cp_async-stages4-transpose_a0-transpose_b0-read_k4-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline0-unroll_stages1-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.
@@ -114,7 +114,6 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int warp = thread / 32, lane = thread % 32;
     const int warp_k = warp / (warps_m * warps_n), warp_m = warp / warps_n % warps_m, warp_n = warp % warps_n;
     const int lane_m = lane / LN, lane_n = lane % LN;
-
     // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
     constexpr int tiles = tiles_m * tiles_n;
     const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
-// config   BM128-TM16-LM8-BN32-TN4-VM4-VN4-BK32-split_k12-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
+// config   BM128-TM16-LM8-BN32-TN4-VM4-VN4-BK32-split_k12-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.
@@ -81,7 +81,6 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int warp = thread / 32, lane = thread % 32;
     const int warp_m = warp / warps_n, warp_n = warp % warps_n;
     const int lane_m = lane / LN, lane_n = lane % LN;
-
     // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
     constexpr int tiles = tiles_m * tiles_n;
     const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;

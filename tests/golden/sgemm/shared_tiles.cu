@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
-// config   BM128-TM8-LM2-BN128-TN8-VM4-VN4-BK8-split_k0-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks2
+// config   BM128-TM8-LM2-BN128-TN8-VM4-VN4-BK8-split_k0-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks2
 // template
 
 // The problem.
@@ -128,7 +128,6 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         const int warp = thread / 32, lane = thread % 32;
         const int warp_m = warp / warps_n, warp_n = warp % warps_n;
         const int lane_m = lane / LN, lane_n = lane % LN;
-
         const int part_k = max(0, first_step * BK - (BK - first_k));  // where the part begins
         const int first_depth = first_step == 0 ? first_k : BK;  // depth of its first step
         // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share

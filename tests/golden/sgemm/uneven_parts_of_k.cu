@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   BM192-TM4-LM8-BN96-TN12-VM4-VN4-BK16-split_k4-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-blocked-group_m1-min_blocks2
+// config   BM192-TM4-LM8-BN96-TN12-VM4-VN4-BK16-split_k4-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-blocked-group_m1-min_blocks2
 // template
 
 // The problem.
@@ -82,7 +82,6 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int warp = thread / 32, lane = thread % 32;
     const int warp_m = warp / warps_n, warp_n = warp % warps_n;
     const int lane_m = lane / LN, lane_n = lane % LN;
-
     // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
     constexpr int tiles = tiles_m * tiles_n;
     const int part = blockIdx.x / tiles, tile_id = blockIdx.x % tiles;

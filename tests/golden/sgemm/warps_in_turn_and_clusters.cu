@@ -1,0 +1,458 @@
+// sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
+// config   BM32-TM8-LM4-BN32-TN4-VM1-VN4-BK32-split_k8-cluster_k2-warps_k4-cp_async-stages3-transpose_a0-transpose_b1-read_k4-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// template
+
+// The problem.
+constexpr int m = 64;  // rows of C
+constexpr int n = 512;  // columns of C
+constexpr int k = 2080;  // length of a dot product
+constexpr long long lda = 2080, ldb = 512, ldc = 512;  // floats from one stored row to the next
+
+// The choice.
+constexpr int BM = 32, BN = 32;  // block tile of C
+constexpr int BK = 32;  // depth of one step along k
+constexpr int split_k = 8;  // parts that k is cut into, each a block's
+constexpr int cluster_k = 2;  // blocks of a cluster, which add up their parts of k in shared memory
+constexpr int warps_k = 4;  // warps that share a tile and take turns along k
+constexpr int LM = 4, LN = 8;  // lanes of a warp
+constexpr int TM = 8, TN = 4;  // outputs of one thread
+constexpr int VM = 1, VN = 4;  // contiguous fragments of a thread's rows and columns
+constexpr int read_k = 4;  // steps along k that one fragment covers
+constexpr int stages = 3;  // shared-memory buffers
+constexpr int vec_a = 4, vec_b = 4, vec_c = 4;  // floats per global access
+constexpr int smem_pad = 4;  // floats added to shared rows that are written across
+constexpr int group_m = 1;  // rows of tiles worked on together
+
+// What follows from it.
+constexpr int WM = LM * TM, WN = LN * TN;  // warp tile
+constexpr int warps_n = BN / WN;
+constexpr int warps_m = BM / WM;
+constexpr int num_threads = 32 * warps_m * warps_n * warps_k;
+constexpr int reads = BK / (warps_k * read_k);  // times in a step that a thread reads fragments
+constexpr int tiles_m = 2, tiles_n = 16;  // block tiles of C
+constexpr int tiles_k = 65;  // steps along k
+constexpr int As_row = BK + smem_pad;  // floats from one shared row to the next
+constexpr int Bs_row = BN;
+constexpr int As_stage = BM * As_row;  // floats of one buffer
+constexpr int Bs_stage = BK * Bs_row;
+
+static_assert(LM * LN == 32, "a warp has 32 lanes");
+static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
+static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
+static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
+static_assert(num_threads <= 1024, "a block has at most 1024 threads");
+static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
+static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
+static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
+
+// `width` floats that move in one instruction.
+template <int width>
+struct alignas(4 * width) Vector {
+    float lane[width];
+};
+
+__device__ __forceinline__ unsigned shared_address(const float* pointer)
+{
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Start copying `bytes` bytes from global to shared memory; zeros arrive instead where `inside` is false.
+template <int bytes>
+__device__ __forceinline__ void cp_async(unsigned to, const float* from, bool inside = true)
+{
+    if constexpr (bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(bytes), "r"(inside ? bytes : 0) : "memory");
+}
+
+// Close the group of copies started since the last commit.
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Wait until at most `pending` groups of this thread are still on their way.
+template <int pending>
+__device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+// Tell the blocks of the cluster that this thread got here ...
+__device__ __forceinline__ void cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+
+// ... and wait until all their threads did.
+__device__ __forceinline__ void cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Let a barrier wait for so many bytes; the other blocks may send them once they met this one.
+__device__ __forceinline__ void expect(unsigned long long* barrier, unsigned bytes)
+{
+    const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(bytes) : "memory");
+}
+
+// Wait until all of them are there.
+__device__ __forceinline__ void wait_for(unsigned long long* barrier)
+{
+    asm volatile("{\n\t.reg .pred done;\n"
+                 "again:\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
+                 "@!done bra again;\n\t}" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier)))
+                 : "memory");
+}
+
+// The address of what block `rank` of the cluster has where this block has `here`.
+__device__ __forceinline__ unsigned in_block(unsigned rank, const void* here)
+{
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank));
+    return there;
+}
+
+// Store to the shared memory of a block, whose barrier counts the bytes.
+template <int width>
+__device__ __forceinline__ void send(unsigned to, Vector<width> sum, unsigned barrier)
+{
+    if constexpr (width == 4)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], { %1, %2, %3, %4 }, [%5];" ::"r"(to),
+                     "f"(sum.lane[0]), "f"(sum.lane[1]), "f"(sum.lane[2]), "f"(sum.lane[3]), "r"(barrier)
+                     : "memory");
+    else if constexpr (width == 2)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], { %1, %2 }, [%3];" ::"r"(to),
+                     "f"(sum.lane[0]), "f"(sum.lane[1]), "r"(barrier)
+                     : "memory");
+    else
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(sum.lane[0]), "r"(barrier)
+                     : "memory");
+}
+
+// Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
+__device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
+
+// Read what another block wrote: from L2, since the SMs' own caches do not see each other's writes.
+template <int width>
+__device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
+{
+    Vector<width> to;
+    if constexpr (width == 4)
+        asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3])
+                     : "l"(from)
+                     : "memory");
+    else if constexpr (width == 2)
+        asm volatile("ld.global.cg.v2.f32 { %0, %1 }, [%2];" : "=f"(to.lane[0]), "=f"(to.lane[1]) : "l"(from) : "memory");
+    else
+        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from) : "memory");
+    return to;
+}
+
+extern "C" __global__ void __cluster_dims__(cluster_k) __launch_bounds__(num_threads, 1)
+sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
+{
+    extern __shared__ __align__(16) float shared[];
+    float* const As = shared;                      // [stages][BM][As_row]
+    float* const Bs = shared + stages * As_stage;  // [stages][BK][Bs_row]
+
+    const int thread = threadIdx.x;
+    const int warp = thread / 32, lane = thread % 32;
+    const int warp_k = warp / (warps_m * warps_n), warp_m = warp / warps_n % warps_m, warp_n = warp % warps_n;
+    const int lane_m = lane / LN, lane_n = lane % LN;
+    float* const from_cluster = shared + 6528;  // the sums that the blocks of the cluster send
+    auto* const all_received = reinterpret_cast<unsigned long long*>(from_cluster + BM * BN);
+    if (thread == 0)
+        expect(all_received, BM * BN / cluster_k * (cluster_k - 1) * sizeof(float));
+    cluster_arrive();
+    // k is cut into split_k parts of whole steps; all blocks of one part come before those of the next.
+    constexpr int tiles = tiles_m * tiles_n;
+    const int rank = blockIdx.x % cluster_k, cluster = blockIdx.x / cluster_k;  // the blocks of a cluster have one tile
+    const int part = cluster / tiles * cluster_k + rank, tile_id = cluster % tiles;
+    const int first_step = part * (tiles_k / split_k) + min(part, tiles_k % split_k);
+    const int steps = tiles_k / split_k + (part < tiles_k % split_k);  // of this part
+    const int part_k = first_step * BK;  // where the part begins
+    // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
+    // their tiles of A and B in L2.
+    constexpr int group_tiles = group_m * tiles_n;
+    const int group = tile_id / group_tiles, in_group = tile_id % group_tiles;
+    constexpr int group_rows = group_m;
+    const int block_row = (group * group_m + in_group % group_rows) * BM;
+    const int block_col = in_group / group_rows * BN;
+
+    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
+    constexpr int a_width = BK / vec_a;  // moves along one stored row
+    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
+    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
+    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
+    const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
+
+    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
+    constexpr int b_width = BN / vec_b;  // moves along one stored row
+    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
+    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
+    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
+    const float* b_global = B + (part_k + b_row) * ldb + (block_col + b_col);
+
+    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
+    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+
+    // Start copying the next tile of A and of B into buffer `stage`.
+    auto load_tile = [&](int stage) {
+        #pragma unroll
+        for (int i = 0; i < a_moves; ++i) {
+            const int row = i * a_rows, col = 0;
+            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
+        }
+        #pragma unroll
+        for (int i = 0; i < b_moves; ++i) {
+            const int row = i * b_rows, col = 0;
+            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
+        }
+        a_global += BK;
+        b_global += BK * ldb;
+    };
+
+    // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
+    // its columns likewise.
+    const float* const a_fragments = As + (warp_m * WM + lane_m * VM) * As_row + warp_k * (BK / warps_k);
+    const float* const b_fragments = Bs + warp_k * (BK / warps_k) * Bs_row + warp_n * WN + lane_n * VN;
+    alignas(16) float reg_m[2][TM][read_k], reg_n[2][read_k][TN];
+    float acc[TM][TN] = {};
+
+    // Read rows read * read_k and the next ones of buffer `stage`: along k where an operand is kept so, else row by row.
+    auto load_fragments = [&](int half, int stage, int read) {
+        #pragma unroll
+        for (int i = 0; i < TM; ++i)
+            *reinterpret_cast<Vector<read_k>*>(&reg_m[half][i][0]) = *reinterpret_cast<const Vector<read_k>*>(
+                &a_fragments[stage * As_stage + (i / VM * (LM * VM) + i % VM) * As_row + read * read_k]);
+        constexpr int read_n = VN < 4 ? VN : 4;
+        #pragma unroll
+        for (int r = 0; r < read_k; ++r)
+            #pragma unroll
+            for (int j = 0; j < TN; j += read_n)
+                *reinterpret_cast<Vector<read_n>*>(&reg_n[half][r][j]) = *reinterpret_cast<const Vector<read_n>*>(
+                    &b_fragments[stage * Bs_stage + (read * read_k + r) * Bs_row + j / VN * (LN * VN) + j % VN]);
+    };
+
+    // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
+    auto multiply_step = [&](int half, int r) {
+        #pragma unroll
+        for (int i = 0; i < TM; ++i)
+            #pragma unroll
+            for (int step = 0; step < TN; ++step) {
+                const int j = i % 2 ? TN - 1 - step : step;
+                acc[i][j] += reg_m[half][i][r] * reg_n[half][r][j];
+            }
+    };
+
+    // One read's worth of FFMAs.
+    auto multiply = [&](int half) {
+        #pragma unroll
+        for (int r = 0; r < read_k; ++r)
+            multiply_step(half, r);
+    };
+
+    // Fill every buffer but one.
+    #pragma unroll
+    for (int stage = 0; stage < stages - 1; ++stage) {
+        load_tile(stage);
+        cp_async_commit();
+    }
+    cp_async_wait<stages - 2>();
+    __syncthreads();
+    load_fragments(0, 0, 0);
+
+    // Compute on buffer `stage` while a later tile is on its way to the `vacant` one, which all threads left at the
+    // last barrier. `more`: there is such a tile.
+    auto step = [&](int stage, int next, int vacant, bool more) {
+        #pragma unroll
+        for (int kk = 0; kk < reads; ++kk) {
+            // The operands of the next FFMAs are read before these start, those of the next tile too.
+            if (kk < reads - 1) {
+                load_fragments((kk + 1) % 2, stage, kk + 1);
+            } else {
+                cp_async_wait<stages - 2>();
+                __syncthreads();
+                load_fragments((kk + 1) % 2, next, 0);
+            }
+            if (kk == 0) {
+                if (more)
+                    load_tile(vacant);
+                cp_async_commit();
+            }
+            multiply(kk % 2);
+        }
+    };
+
+    // Rounds in which more tiles follow, and what is left one by one: whether one follows would be a branch in each step.
+    int tile = 0;
+    #pragma unroll 1
+    for (; tile + 2 * stages - 1 <= steps; tile += stages)
+        #pragma unroll
+        for (int s = 0; s < stages; ++s)
+            step(s, (s + 1) % stages, (s + stages - 1) % stages, true);
+
+    int stage = 0, vacant = stages - 1;
+    #pragma unroll 1
+    for (; tile < steps; ++tile) {
+        const int next = stage + 1 == stages ? 0 : stage + 1;
+        step(stage, next, vacant, tile + stages - 1 < steps);
+        vacant = stage;
+        stage = next;
+    }
+
+    // Warps that took turns along k add up their sums in shared memory, in the order of k; each then owns some rows.
+    constexpr int turn_threads = num_threads / warps_k;  // threads of one turn
+    constexpr int own_rows = TM / warps_k;
+    constexpr int add_width = TN < 4 ? TN : 4, adds = TN / add_width;  // vectors of one row of a thread
+    const int own_first = warp_k * own_rows;
+    auto* const warp_sums = reinterpret_cast<Vector<add_width>*>(shared) + thread % turn_threads;  // [warps_k][TM][adds][turn_threads]
+    float own[own_rows][TN];
+    __syncthreads();  // nobody reads the last tile any more
+    #pragma unroll
+    for (int i = 0; i < TM; ++i)
+        #pragma unroll
+        for (int j = 0; j < adds; ++j)
+            #pragma unroll
+            for (int v = 0; v < add_width; ++v)
+                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < own_rows; ++i)
+        #pragma unroll
+        for (int j = 0; j < adds; ++j)
+            #pragma unroll
+            for (int turn = 0; turn < warps_k; ++turn) {
+                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
+                #pragma unroll
+                for (int v = 0; v < add_width; ++v)
+                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
+            }
+
+    // The blocks of a cluster computed parts of one tile. Of every thread's rows each adds up some, which the others send it.
+    constexpr int my_rows = own_rows / cluster_k;
+    constexpr int send_width = TN < 4 ? TN : 4, sends = TN / send_width;  // vectors of one row of a thread
+    const int my_first = own_first + rank * my_rows;
+    auto* const received = reinterpret_cast<Vector<send_width>*>(from_cluster) + thread;  // [cluster_k][my_rows][sends][num_threads]
+    float mine[my_rows][TN];
+    cluster_wait();  // their barriers are ready
+    #pragma unroll
+    for (int to = 0; to < cluster_k; ++to) {
+        const unsigned place = in_block(to, &received[rank * my_rows * sends * num_threads]), barrier = in_block(to, all_received);
+        #pragma unroll
+        for (int i = 0; i < my_rows; ++i)
+            #pragma unroll
+            for (int j = 0; j < sends; ++j) {
+                Vector<send_width> sum;
+                #pragma unroll
+                for (int v = 0; v < send_width; ++v)
+                    sum.lane[v] = own[to * my_rows + i][j * send_width + v];
+                if (to == rank)
+                    #pragma unroll
+                    for (int v = 0; v < send_width; ++v)
+                        mine[i][j * send_width + v] = sum.lane[v];
+                else
+                    send(place + (i * sends + j) * num_threads * sizeof(sum), sum, barrier);
+            }
+    }
+    wait_for(all_received);
+    #pragma unroll
+    for (int i = 0; i < my_rows; ++i)
+        #pragma unroll
+        for (int j = 0; j < sends; ++j) {
+            Vector<send_width> total;
+            #pragma unroll
+            for (int from = 0; from < cluster_k; ++from) {  // in the order of k
+                Vector<send_width> sum;
+                if (from == rank)
+                    #pragma unroll
+                    for (int v = 0; v < send_width; ++v)
+                        sum.lane[v] = mine[i][j * send_width + v];
+                else
+                    sum = received[((from * my_rows + i) * sends + j) * num_threads];
+                #pragma unroll
+                for (int v = 0; v < send_width; ++v)
+                    total.lane[v] = from ? total.lane[v] + sum.lane[v] : sum.lane[v];
+            }
+            #pragma unroll
+            for (int v = 0; v < send_width; ++v)
+                mine[i][j * send_width + v] = total.lane[v];
+        }
+
+    // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
+    // in the order of k, so that the result does not depend on which one that is.
+    constexpr int part_width = my_rows * TN < 4 ? my_rows * TN : 4, part_moves = my_rows * TN / part_width;
+    constexpr int partials = 4;  // sums of a tile that are kept
+    // Kept is [partials][tiles][cluster_k][part_moves][num_threads]; the counters behind it, [tiles][cluster_k], are zero between launches.
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + (tile_id * cluster_k + rank) * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + (tile_id * cluster_k + rank);
+
+    // Keep this block's sums as number `to`.
+    auto keep = [&](int to) {
+        #pragma unroll
+        for (int i = 0; i < part_moves; ++i) {
+            Vector<part_width> sum;
+            #pragma unroll
+            for (int v = 0; v < part_width; ++v)
+                sum.lane[v] = mine[(i * part_width + v) / TN][(i * part_width + v) % TN];
+            kept[(to * tiles * cluster_k * part_moves + i) * num_threads] = sum;
+        }
+    };
+
+    // Count this block in; whether it is the last of `count`, and so sees what all of them kept.
+    auto is_last = [&](int counter, int count) {
+        __syncthreads();
+        return __syncthreads_or(thread == 0 && count_in(&arrivals[counter * tiles * cluster_k], count - 1) == count - 1);
+    };
+
+    // Sum up `count` kept sums from number `first` on.
+    auto add = [&](int first, int count) {
+        #pragma unroll
+        for (int i = 0; i < my_rows; ++i)
+            #pragma unroll
+            for (int j = 0; j < TN; ++j)
+                mine[i][j] = 0.0f;
+        #pragma unroll 8
+        for (int other = 0; other < count; ++other)
+            #pragma unroll
+            for (int i = 0; i < part_moves; ++i) {
+                const auto sum = load_from_l2(&kept[((first + other) * tiles * cluster_k * part_moves + i) * num_threads]);
+                #pragma unroll
+                for (int v = 0; v < part_width; ++v)
+                    mine[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
+            }
+    };
+
+    keep(part / cluster_k);
+    if (!is_last(0, partials))
+        return;
+    add(0, partials);
+
+    // Write the thread's outputs, vec_c at a time.
+    const int c_row = block_row + warp_m * WM + lane_m * VM;
+    const int c_col = block_col + warp_n * WN + lane_n * VN;
+    float* const c_thread = C + c_row * ldc + c_col;
+    #pragma unroll
+    for (int i = 0; i < my_rows; ++i)
+        #pragma unroll
+        for (int j = 0; j < TN; j += vec_c) {
+            const int row = (my_first + i) / VM * (LM * VM) + (my_first + i) % VM, col = j / VN * (LN * VN) + j % VN;
+            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+            Vector<vec_c> out;
+            #pragma unroll
+            for (int v = 0; v < vec_c; ++v)
+                out.lane[v] = alpha * mine[i][j + v];
+            *to = out;
+        }
+}
