@@ -146,9 +146,9 @@ def test_the_text_says_what_it_is(name):
     assert template == f"// template {made.template_digest[:16]}"
     for name_, value in (("m", made.problem.m), ("n", made.problem.n), ("k", made.problem.k)):
         assert f"constexpr int {name_} = {value};" in made.text
-    assert (
-        f'extern "C" __global__ void __launch_bounds__(num_threads, {made.config["min_blocks"]})' in made.text
-    )
+    cluster = "__cluster_dims__(cluster_k) " if made.config["cluster_k"] > 1 else ""
+    bounds = f"__launch_bounds__(num_threads, {made.config['min_blocks']})"
+    assert f'extern "C" __global__ void {cluster}{bounds}' in made.text
 
 
 @settings(max_examples=12, deadline=None)
