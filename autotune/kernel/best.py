@@ -356,7 +356,7 @@ def _differences(choice: Choice, binary: Binary, machine: Machine) -> Iterator[s
         nvrtc=binary.nvrtc,
         driver=driver_version(),
     )
-    digest = choice.record.machine_code_digest if choice.config == choice.record.config else None
+    digest = choice.record.machine_code_digest if choice.is_winner else None
     if not changed and digest is not None and digest != binary.digest:
         changed = ["NVRTC made other machine code of the same text"]
     for change in changed:  # the same words for every record, so that they are said once

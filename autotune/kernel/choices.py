@@ -55,12 +55,17 @@ class Choice:
     note: str = ""
 
     @property
+    def is_winner(self) -> bool:
+        """Whether its config is the record's, which may be older than a parameter, and no finalist's."""
+        return self.record is not None and self.config == self.space.config(self.record.config)
+
+    @property
     def place(self) -> str:
         """Where its config comes from, in words."""
         if self.record is None:
             preset = self.config in self.space.presets.values()
             return f"a preset of {self.space.family}" if preset else f"a prediction of {self.space.family}"
-        what = "the record" if self.config == self.record.config else "a finalist of the record"
+        what = "the record" if self.is_winner else "a finalist of the record"
         return f"{what} of {self.record.problem} on {self.record.device.name}"
 
 

@@ -85,7 +85,7 @@ def fitted_step(step: Step, problem: Problem, device: Device, store: Store) -> F
     choices = Choices(problem, device, store, spaces=[Space.load(step.family)] if step.family else None)
     choice = next(choices.exact(), None)
     if choice is not None:
-        record = choice.record if choice.record and choice.record.config == choice.config else None
+        record = choice.record if choice.is_winner else None
         return FittedStep(choice.space, choice.config, "" if step.family else choice.space.family, record)
     choice = next(choices.all())
     note = f"{choice.place} stands in: {choices.missing()}, run 'autotune tune {problem.cli_flags()}'"
