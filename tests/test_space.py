@@ -333,6 +333,9 @@ def test_what_is_absent_has_the_value_of_before(write):
     assert dict(space.config(short)) == {**short, "stages": 2}
     assert space.points([short]).config(0) == space.config(short)
     assert space.config({**short, "stages": 3})["stages"] == 3
+    legal = space.enumerate(CUBE, H200)
+    assert legal.index(short) == legal.index({**short, "stages": 2}) is not None
+    assert legal.nearest(short) == legal.index(short)
     with pytest.raises(ConfigError, match="misses BM"):
         space.config({"loader": "reg", "BN": 8})
     assert Space.load(write(SMALL, "other.toml")).digest == space.digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -78,6 +78,7 @@ class Legal:
         ordinals: `[count, parameters]` int16, where each point's value stands among its parameter's choices.
         raw: Points of the full cross product.
         removals: What each rule removed; raw less all of them is the count.
+        absent: Values of parameters that a config may leave out.
     """
 
     names: tuple[str, ...]
@@ -85,6 +86,7 @@ class Legal:
     ordinals: NDArray[np.int16]
     raw: int
     removals: tuple[Removal, ...]
+    absent: Mapping[str, Value] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ordinals)
@@ -96,6 +98,7 @@ class Legal:
 
     def index(self, config: Mapping[str, Value]) -> int | None:
         """Find a config in the list; None when it is not in it."""
+        config = {**self.absent, **config}
         try:
             row = [self.choices[name].index(config[name]) for name in self.names]
         except (KeyError, ValueError):
@@ -113,7 +116,7 @@ class Legal:
         Returns:
             `[count]`; a value that the space does not have counts for nothing.
         """
-        steps = np.zeros(len(self))
+        config, steps = {**self.absent, **config}, np.zeros(len(self))
         for i, name in enumerate(self.names):
             if config.get(name) in self.choices[name]:
                 away = np.abs(self.ordinals[:, i] - self.choices[name].index(config[name]))
@@ -325,6 +328,7 @@ class Space:
             ordinals=np.stack([ordinals[name] for name in self.parameters], axis=1),
             raw=raw,
             removals=tuple(Removal(rule, points) for rule, points in removed.items()),
+            absent=self._file.absent,
         )
 
     def points(self, configs: Sequence[Mapping[str, Value]]) -> Legal:
@@ -344,7 +348,9 @@ class Space:
                     f"{Config(config).id} has a value that {self.family} does not search"
                 ) from None
         ordinals = np.array(rows, np.int16).reshape(-1, len(self.parameters))
-        return Legal(tuple(self.parameters), dict(self.parameters), ordinals, len(rows), ())
+        return Legal(
+            tuple(self.parameters), dict(self.parameters), ordinals, len(rows), (), self._file.absent
+        )
 
     def starts(self, legal: Legal) -> list[int]:
         """Return where a search starts: for each preset the legal point nearest to it."""
