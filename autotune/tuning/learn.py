@@ -250,6 +250,8 @@ def _learned(
     tiles: dict[tuple[Any, ...], dict[str, Any]] = {}
     wins: Counter[tuple[Any, ...]] = Counter()
     for each in measured if names else ():
+        if len(each.configs) == 1:  # which says how long it takes, and not what is good
+            continue
         good = {}
         for place in np.argsort(each.times, kind="stable")[:BEST]:
             if each.times[place] <= GOOD * best[each.problem]:
@@ -345,9 +347,11 @@ def _rounded(value: float) -> float:
 
 
 def _regret(scores: Any, times: Any, groups: Any) -> Regret:
+    """Return the regret over the problems of which more than one trial is known."""
     regrets = [
         times[own][np.argmin(scores[own])] - times[own].min()
         for own in (groups == number for number in np.unique(groups))
+        if np.count_nonzero(own) > 1
     ]
     return Regret(
         float(np.exp(np.mean(regrets))), float(np.exp(np.quantile(regrets, 0.9))), float(np.exp(max(regrets)))
