@@ -146,6 +146,23 @@ def test_no_time_is_below_that_of_device_memory():
     )
 
 
+@pytest.mark.parametrize(
+    ("problem", "more"), [(Problem(4800, 32, 7904, "nt"), 2), (Problem(4800, 32, 512, "nt"), 1)]
+)
+def test_rows_of_32_bytes_are_moved_twice_where_l2_does_not_hold_them(problem, more):
+    times = [
+        estimate(values("tiny_block", problem, BK=BK, edge="shifted"), problem, H200, 64).parts["dram_ms"]
+        for BK in (8, 16)
+    ]
+    both = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
+    a = problem.m * problem.k
+    assert times[0] / times[1] == pytest.approx((both + (more - 1) * a) / both)
+    turned = Problem(problem.m, problem.n, problem.k, "tn")
+    assert estimate(values("tiny_block", turned, BK=8, edge="shifted"), turned, H200, 64).parts[
+        "dram_ms"
+    ] == pytest.approx(times[1])
+
+
 def test_half_the_lanes_take_twice_the_time_for_ffmas():
     a100 = known_devices()["a100"]
     found = estimate(SPACE.values(SPACE.presets["square_block"], LARGE, a100), LARGE, a100, registers=126)

@@ -44,6 +44,7 @@ WAIT_CLOCKS = 800.0  # at least, of a step, for what was asked for one buffer ea
 KEPT_SHARE = 0.17  # of the issue slots, lost to register banks for each operand that is kept along k
 MEETING_CLOCKS = 5000.0  # for blocks to keep their partial sums, count themselves in, and one to go on
 CLUSTER_CLOCKS = 2500.0  # the same for the blocks of a cluster: 1.2 to 2.3 us less than through the workspace
+DRAM_ACCESS_BYTES = 64
 L2_BYTES_PER_CLOCK = 48.0  # per SM: 5120 bytes per clock for 108 SMs, NVIDIA A100 whitepaper
 SHARPNESS = 10.0  # exponent of the smoothed maximum
 
@@ -80,6 +81,16 @@ RELIEF: Mapping[str, tuple[str, str]] = {}  # what is said of any kernel is said
 def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:
     """Return the outputs of a thread, which reads the fragments of its own."""
     return int(v["TM"]), int(v["TN"])
+
+
+def _dram_bytes(v: Mapping[str, Any], problem: Problem, device: Device) -> Any:
+    """Return the bytes that DRAM moves: of operands beyond L2 whole accesses of each row."""
+    found = traffic_bytes(problem)
+    for along, rows in ((problem.layout[0] == "n", problem.m), (problem.layout[1] == "t", problem.n)):
+        size = FLOAT_BYTES * rows * problem.k
+        if along and size > device.l2_bytes:
+            found = found + size * np.maximum(0, DRAM_ACCESS_BYTES / (FLOAT_BYTES * v["BK"]) - 1)
+    return found
 
 
 def parts(
@@ -130,7 +141,7 @@ def parts(
     kept_bytes = added * tile_bytes / v["cluster_k"]  # each block of a cluster adds up its rows
     sums = np.where(meetings > 0, meetings * MEETING_CLOCKS + kept_bytes / L2_BYTES_PER_CLOCK, 0)
     sums = sums + np.where(v["cluster_k"] > 1, CLUSTER_CLOCKS, 0)
-    dram_ms = traffic_bytes(problem) / device.bandwidth_gbs * 1e-6 if device.bandwidth_gbs else 0.0
+    dram_ms = _dram_bytes(v, problem, device) / device.bandwidth_gbs * 1e-6 if device.bandwidth_gbs else 0.0
     return {
         "ms": np.maximum(step * steps_ms + (rounds * GLOBAL_LATENCY + sums) * ms_per_clock, dram_ms),
         "blocks": blocks,
