@@ -147,6 +147,31 @@ def test_a_stored_winner_is_among_the_candidates(tmp_path):
     assert len(near) == module.NEAR
 
 
+def test_a_winner_older_than_a_parameter_is_the_record_of_its_point(tmp_path):
+    problem = Problem(1004, 1000, 1000)
+    points = prediction(problem, H200, [SGEMM], Store(tmp_path)).points
+    store = Store(tmp_path / "own")
+    record = made(Problem(1004, 1000, 1001), config=points[0][0].config)
+    path = store.write(record)
+    value = json.loads(path.read_text())
+    assert value["config"].pop("cluster_k") == 1
+    path.write_text(json.dumps(value))
+    [found] = [
+        kept for point, kept in prediction(problem, H200, [SGEMM], store).points if point == points[0][0]
+    ]
+    assert found is not None
+    assert found.problem == record.problem
+
+
+def test_learned_tiles_of_a_parameter_that_a_space_does_not_have_are_not_looked_at(tmp_path):
+    learned = read_learned(SHIPPED)
+    family = learned.families["sgemm"]
+    tiles = tuple({"another": 1, **tile} for tile in family.tiles)
+    families_ = {"sgemm": dataclasses.replace(family, tiles=tiles)}
+    write_learned(tmp_path / H200.slug / LEARNED, dataclasses.replace(learned, families=families_))
+    assert served(tmp_path).points
+
+
 def test_another_winner_predicts_anew(tmp_path):
     before = served(tmp_path)
     Store(tmp_path).write(made(Problem(200, 136, 80)))

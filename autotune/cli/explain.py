@@ -220,7 +220,7 @@ def _rows(account: Account) -> list[tuple[str, str]]:
             f"{plain['blocks']} blocks, {account.waves:.2f} waves, "
             f"a mean SM has {account.wave_efficiency:.1%} of the busiest one's work",
         ),
-        ("on", f"{account.miniature}, one block tile with the problem's edges"),
+        ("on", f"{account.miniature}, the problem without most of its whole tiles"),
     ]
     if account.shared_reads is not None:
         rows.append(("shared reads per output", f"{account.shared_reads:g} floats"))

@@ -446,7 +446,7 @@ class Reader:
         return value
 
     def _optional(self, entry: dict[str, Any], key: str, place: str) -> str:
-        return self._text(entry, key, place) if entry.get(key, "") != "" else ""
+        return " ".join(self._text(entry, key, place).split()) if entry.get(key, "") != "" else ""
 
     def _name(self, name: str, place: str) -> str:
         """Refuse what cannot stand in an expression, in CUDA and in a file name."""

@@ -180,13 +180,13 @@ def _predicted(
     points: list[tuple[Predicted, int | None]] = []
     for space in spaces:
         family = None if learned is None else learned.families.get(space.family)
-        own = {
-            winner: place
-            for place, (file, winner) in enumerate(zip(near, winners, strict=True))
-            if winner is not None and file.family == space.family and winner.keys() == space.parameters.keys()
-        }
+        own: dict[Config, int] = {}
+        for place, (file, winner) in enumerate(zip(near, winners, strict=True)):
+            if winner is not None and file.family == space.family:
+                with suppress(ConfigError):  # of a space that has other parameters, or values
+                    own.setdefault(space.config(winner), place)
         tiles = None
-        if family is not None and family.tiles:
+        if family is not None and family.tiles and family.tiles[0].keys() <= space.parameters.keys():
             names = tuple(family.tiles[0])
             more = [*own, *space.presets.values()]
             tiles = [*family.tiles, *({name: config[name] for name in names} for config in more)]
