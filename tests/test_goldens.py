@@ -52,12 +52,6 @@ CASES: dict[str, dict[str, Case]] = {
             {"LM": 4, "TN": 8, "BK": 64, "split_k": 1, "stages": 1, "vec_b": 1, "edge": "shifted",
              "fragment_pipeline": 0, "unroll_stages": 0},
         ),
-        "rows_longer_than_a_pass": (
-            (4095, 4097, 1023, "tt", 1),
-            "nt_block",
-            {"BM": 128, "BN": 32, "TN": 16, "stages": 4, "vec_c": 1, "edge": "shifted", "unroll_stages": 0,
-             "ffma_order": "blocked"},
-        ),
         "spread_columns": (
             (4095, 4097, 1023, "tt", 1),
             "odd_block",

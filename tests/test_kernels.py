@@ -528,22 +528,20 @@ MISTAKES = [
         "load_fragments((kk + 1) % 2, stage, 0)",
         "shared-race",
     ),
-    Mistake("one row too many", "single", "a_row + row < m", "a_row + row <= m", "out-of-bounds"),
-    Mistake(
-        "no guard for the columns of B", "single", "block_col + b_col + col < n", "true", "out-of-bounds"
-    ),
-    Mistake("no guard for the depth of A", "single", "a_col + col < depth", "true", DIFFERS, "infinite"),
-    Mistake("no guard for the depth of B", "single", "b_row + row < depth", "true", DIFFERS, "infinite"),
+    Mistake("one row too many", "single", "block_row + a_m, m,", "block_row + a_m, m + 1,", "out-of-bounds"),
+    Mistake("no guard for the columns of B", "single", "block_col + b_n, n)", "0, BN)", "out-of-bounds"),
+    Mistake("no guard for the depth of A", "single", "a_k, depth)", "0, BK)", DIFFERS, "infinite"),
+    Mistake("no guard for the depth of B", "single", "b_k, depth,", "0, BK,", DIFFERS, "infinite"),
     Mistake(
         "copies more than is inside",
         "async",
-        "row * ldb + col, inside);",
-        "row * ldb + col);",
+        "row * ld + col, inside);",
+        "row * ld + col);",
         "out-of-bounds",
     ),
-    Mistake("one row of C too many", "single", "c_row + row >= m", "c_row + row > m", "out-of-bounds"),
+    Mistake("one row of C too many", "single", "c_row + row < m", "c_row + row <= m", "out-of-bounds"),
     Mistake(
-        "no guard for the columns of C", "single", " || c_col + col >= n", "", "out-of-bounds write-conflict"
+        "no guard for the columns of C", "single", " && c_col + col < n", "", "out-of-bounds write-conflict"
     ),
     Mistake("every block the same columns", "single", "in_group / group_rows * BN", "0", "write-conflict"),
     Mistake(
@@ -558,8 +556,8 @@ MISTAKES = [
     Mistake(
         "shared rows shifted",
         "single",
-        "a_row + row]) = across",
-        "a_row + row + 4]) = across",
+        "place(row_of(i), col_of(i) + v)) = across",
+        "place(row_of(i) + 4, col_of(i) + v)) = across",
         "uninitialised-read",
     ),
     Mistake(
@@ -568,12 +566,12 @@ MISTAKES = [
     Mistake(
         "vectors shifted",
         "staged",
-        "thread % b_width * vec_b;",
-        "thread % b_width * vec_b + 1;",
+        "b_n = TileB::first_col(thread);",
+        "b_n = TileB::first_col(thread) + 1;",
         "misaligned",
     ),
     Mistake("C read though beta is zero", "staged", "if (beta != 0.0f)", "", DIFFERS),
-    Mistake("alpha forgotten", "single", "alpha * acc[i][j + v]", "acc[i][j + v]", DIFFERS),
+    Mistake("alpha forgotten", "single", "alpha * sums[v]", "sums[v]", DIFFERS),
     Mistake(
         "no barrier before tiles become sums",
         "turns",
@@ -591,13 +589,15 @@ MISTAKES = [
     Mistake(
         "every turn the same k", "turns", "As + warp_k * (BK / warps_k)", "As + 0 * (BK / warps_k)", DIFFERS
     ),
-    Mistake("rows of the tile before written", "shifted", "c_row + row < tile_row || ", "", "write-conflict"),
+    Mistake(
+        "rows of the tile before written", "shifted", "c_row + row >= tile_row && ", "", "write-conflict"
+    ),
     Mistake("the last tile not shifted", "shifted", "min(tile_col, n - BN)", "tile_col", "out-of-bounds"),
     Mistake(
         "the first step taken for a whole one",
         "shifted",
-        "load_first_tile(first_k)",
-        "load_first_tile(BK)",
+        "stage == 0 ? first_k : BK",
+        "BK",
         "out-of-bounds",
     ),
     Mistake(
@@ -615,7 +615,7 @@ MISTAKES = [
     ),
     Mistake("rows of another block", "cluster", "my_first = rank", "my_first = (1 - rank)", DIFFERS),
     Mistake("columns of C side by side", "spread", "j % VN * LN;", "j % VN;", "global-race"),
-    Mistake("columns of B side by side", "spread", "Bs_row + spread(b_row)", "Bs_row + b_row", DIFFERS),
+    Mistake("columns of B side by side", "spread", "spread(row)", "row", DIFFERS),
     Mistake(
         "a column in another lane",
         "spread",

@@ -475,8 +475,15 @@ def test_a_part_may_be_named_as_when_all_lay_in_one_folder(mine, tmp_path):
 
     assert "cp.async.commit_group" in text("parts/cp_async.cu.jinja")
     assert text("parts/tf32_split.cu.jinja") == text("parts/tf32/split.cu.jinja")
-    moved = tomllib.loads((ROOT / "templates/parts/moved.toml").read_text())
-    assert all((ROOT / f"templates/parts/{now}.cu.jinja").is_file() for now in moved.values())
+    for moved in tomllib.loads((ROOT / "templates/parts/moved.toml").read_text()).values():
+        assert all((ROOT / f"templates/parts/{now}.cu.jinja").is_file() for now in moved.values())
+
+
+def test_a_part_that_was_rewritten_is_told_by_its_name_of_before(mine):
+    says = r"mine\.cu\.jinja: line 2: does not render \('parts/load_tiles\.cu\.jinja' is now "
+    with pytest.raises(SpaceError, match=says + r"'parts/common/load_tiles\.cu\.jinja', which takes and"):
+        mine('\n//% include "parts/load_tiles.cu.jinja"\n')
+    assert mine(**{"parts/load_tiles.cu.jinja": "// one's own\n"})
 
 
 def test_a_part_of_ones_own_hides_a_built_in_one_by_its_name_of_before_too(mine):

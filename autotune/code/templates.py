@@ -110,8 +110,13 @@ class Template:
 
         found = self.files.get(_plain(name) or "")
         if found is None:
-            where = f"beside {self.name} or among the built-in templates"
-            raise jinja2.TemplateNotFound(name, f"{name!r} is no template {where}")
+            successor = _successors("rewritten").get(_plain(name) or "")
+            is_what = (
+                f"no template beside {self.name} or among the built-in templates"
+                if successor is None
+                else f"now {successor!r}, which takes and gives other names: they are stated at its top"
+            )
+            raise jinja2.TemplateNotFound(name, f"{name!r} is {is_what}")
         return _ASSEMBLY.sub('{{ "{%" }}', found[1]), str(found[0]), None
 
 
@@ -242,16 +247,16 @@ def _plain(name: str) -> str | None:
 
 def _spellings(name: str) -> tuple[str, ...]:
     """Return a name, and the other one of a part that has moved: where it lies now, or lay before."""
-    other = _moved().get(name)
+    now = _successors("moved")
+    other = now.get(name) or next((before for before, place in now.items() if place == name), None)
     return (name,) if other is None else (name, other)
 
 
 @cache
-def _moved() -> Mapping[str, str]:
-    """Return the other name of each part that has moved, by either."""
-    stems = tomllib.loads((data_dir("templates") / "parts" / "moved.toml").read_text(encoding="utf-8"))
-    now = {f"parts/{before}.cu.jinja": f"parts/{stem}.cu.jinja" for before, stem in stems.items()}
-    return now | {place: before for before, place in now.items()}
+def _successors(table: str) -> Mapping[str, str]:
+    """Return where parts that have moved, or were rewritten, lie now, by their names of before."""
+    tables = tomllib.loads((data_dir("templates") / "parts" / "moved.toml").read_text(encoding="utf-8"))
+    return {f"parts/{before}.cu.jinja": f"parts/{stem}.cu.jinja" for before, stem in tables[table].items()}
 
 
 def _listing(folders: tuple[Path, ...]) -> tuple[str, ...]:

@@ -30,13 +30,16 @@ constexpr int Bs_row = BN;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
 
+// Where output row i and column j of a thread lie behind its first: after each fragment of VM, or VN, come those of the other
+// lanes, so that the lanes of a warp read shared memory without bank conflicts.
+__device__ constexpr int row_of(int i) { return i + i / VM * ((LM - 1) * VM); }
+__device__ constexpr int col_of(int j) { return j + j / VN * ((LN - 1) * VN); }
+
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
 static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
 
 // `width` floats that move in one instruction.
@@ -45,7 +48,24 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+// Move `width` floats in one instruction.
+template <int width>
+__device__ __forceinline__ void move(float* to, const float* from)
+{
+    *reinterpret_cast<Vector<width>*>(to) = *reinterpret_cast<const Vector<width>*>(from);
+}
+
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v];
+    return out;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -72,6 +92,44 @@ __device__ __forceinline__ void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// How a tile lies in shared memory: as in the matrix, or turned, its columns being rows.
+enum Kept { as_stored, turned };
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row, Kept kept = as_stored>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        return kept == turned ? col * shared_row + row : row * shared_row + col;
+    }
+
+    // Start a thread's copies to shared memory.
+    __device__ __forceinline__ static void copy(unsigned to, const float* from)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            cp_async<4 * vec>(to + 4 * place(row, col), from + row * ld + col);
+        }
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
 sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C)
@@ -101,41 +159,27 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + a_col;
+    // A is stored along k: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BM, BK, vec_a, lda, As_row, turned>;
+    const int a_m = TileA::first_row(thread), a_k = TileA::first_col(thread);
+    const float* a_global = A + (block_row + a_m) * lda + a_k;
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + b_row * ldb + (block_col + b_col);
-
-    const unsigned a_shared = shared_address(As + a_col * As_row + a_row);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    // B is stored along n.
+    using TileB = Tile<BK, BN, vec_b, ldb, Bs_row>;
+    const int b_k = TileB::first_row(thread), b_n = TileB::first_col(thread);
+    const float* b_global = B + b_k * ldb + (block_col + b_n);
+    const unsigned a_shared = shared_address(As + TileA::place(a_m, a_k));
+    const unsigned b_shared = shared_address(Bs + TileB::place(b_k, b_n));
 
     // Start copying the next tile of A and of B into buffer `stage`.
     auto load_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + col * As_row + row), a_global + row * lda + col);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
-        }
+        TileA::copy(a_shared + 4 * stage * As_stage, a_global);
+        TileB::copy(b_shared + 4 * stage * Bs_stage, b_global);
         a_global += BK;
         b_global += BK * ldb;
     };
 
-    // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
-    // its columns likewise.
+    // Where the fragments of a thread begin.
     const float* const a_fragments = As + warp_m * WM + lane_m * VM;
     const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
     alignas(16) float reg_m[2][TM], reg_n[2][TN];
@@ -146,13 +190,11 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         constexpr int read_m = VM < 4 ? VM : 4;
         #pragma unroll
         for (int i = 0; i < TM; i += read_m)
-            *reinterpret_cast<Vector<read_m>*>(&reg_m[half][i]) = *reinterpret_cast<const Vector<read_m>*>(
-                &a_fragments[stage * As_stage + kk * As_row + i / VM * (LM * VM) + i % VM]);
+            move<read_m>(&reg_m[half][i], &a_fragments[stage * As_stage + kk * As_row + row_of(i)]);
         constexpr int read_n = VN < 4 ? VN : 4;
         #pragma unroll
         for (int j = 0; j < TN; j += read_n)
-            *reinterpret_cast<Vector<read_n>*>(&reg_n[half][j]) = *reinterpret_cast<const Vector<read_n>*>(
-                &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
+            move<read_n>(&reg_n[half][j], &b_fragments[stage * Bs_stage + kk * Bs_row + col_of(j)]);
     };
 
     // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
@@ -213,16 +255,13 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n * VN;
     float* const c_thread = C + c_row * ldc + c_col;
+    auto place = [&](int row, int col) { return reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col); };
     #pragma unroll
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
-            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
-            Vector<vec_c> out;
-            #pragma unroll
-            for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * acc[i][j + v];
-            *to = out;
+            const int row = row_of(i), col = col_of(j);
+            auto* const to = place(row, col);
+            *to = output(&acc[i][j], alpha);
         }
 }

@@ -30,19 +30,83 @@ constexpr int Bs_row = BN;
 constexpr int As_stage = BM * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
 
+// Where output row i and column j of a thread lie behind its first: after each fragment of VM, or VN, come those of the other
+// lanes, so that the lanes of a warp read shared memory without bank conflicts.
+__device__ constexpr int row_of(int i) { return i + i / VM * ((LM - 1) * VM); }
+__device__ constexpr int col_of(int j) { return j + j / VN * ((LN - 1) * VN); }
+
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
 static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
 
 // `width` floats that move in one instruction.
 template <int width>
 struct alignas(4 * width) Vector {
     float lane[width];
+};
+
+// Move `width` floats in one instruction.
+template <int width>
+__device__ __forceinline__ void move(float* to, const float* from)
+{
+    *reinterpret_cast<Vector<width>*>(to) = *reinterpret_cast<const Vector<width>*>(from);
+}
+
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v];
+    return out;
+}
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        return row * shared_row + col;
+    }
+
+    // Read a thread's moves.
+    __device__ __forceinline__ static void fetch(Vector<vec> (&staged)[moves], const float* from)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            const auto* const stored = reinterpret_cast<const Vector<vec>*>(from + row * ld + col);
+            staged[i] = *stored;
+        }
+    }
+
+    // Write them to shared memory.
+    __device__ __forceinline__ static void store(float* to, const Vector<vec> (&staged)[moves])
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i)
+            *reinterpret_cast<Vector<vec>*>(to + place(row_of(i), col_of(i))) = staged[i];
+    }
 };
 
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
@@ -64,57 +128,34 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + a_col;
+    // A is stored along k: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BM, BK, vec_a, lda, As_row>;
+    const int a_m = TileA::first_row(thread), a_k = TileA::first_col(thread);
+    const float* a_global = A + (block_row + a_m) * lda + a_k;
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + b_row * ldb + (block_col + b_col);
-
-    Vector<vec_a> a_staged[a_moves];
-    Vector<vec_b> b_staged[b_moves];
+    // B is stored along n.
+    using TileB = Tile<BK, BN, vec_b, ldb, Bs_row>;
+    const int b_k = TileB::first_row(thread), b_n = TileB::first_col(thread);
+    const float* b_global = B + b_k * ldb + (block_col + b_n);
+    const int a_shared = TileA::place(a_m, a_k), b_shared = TileB::place(b_k, b_n);
+    Vector<vec_a> a_staged[TileA::moves];
+    Vector<vec_b> b_staged[TileB::moves];
 
     // Read the next tile of A and of B into registers.
     auto fetch_tile = [&]() {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
-            a_staged[i] = *from;
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
-            b_staged[i] = *from;
-        }
+        TileA::fetch(a_staged, a_global);
+        TileB::fetch(b_staged, b_global);
         a_global += BK;
         b_global += BK * ldb;
     };
 
     // Write the tile that was read last into buffer `stage`.
     auto store_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            *reinterpret_cast<Vector<vec_a>*>(&As[stage * As_stage + (a_row + row) * As_row + a_col + col]) = a_staged[i];
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            *reinterpret_cast<Vector<vec_b>*>(&Bs[stage * Bs_stage + (b_row + row) * Bs_row + b_col + col]) = b_staged[i];
-        }
+        TileA::store(As + (stage * As_stage + a_shared), a_staged);
+        TileB::store(Bs + (stage * Bs_stage + b_shared), b_staged);
     };
 
-    // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
-    // its columns likewise.
+    // Where the fragments of a thread begin.
     const float* const a_fragments = As + (warp_m * WM + lane_m * VM) * As_row;
     const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
     alignas(16) float reg_m[1][TM], reg_n[1][TN];
@@ -124,12 +165,11 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     auto load_fragments = [&](int half, int stage, int kk) {
         #pragma unroll
         for (int i = 0; i < TM; ++i)
-            reg_m[half][i] = a_fragments[stage * As_stage + (i / VM * (LM * VM) + i % VM) * As_row + kk];
+            reg_m[half][i] = a_fragments[stage * As_stage + row_of(i) * As_row + kk];
         constexpr int read_n = VN < 4 ? VN : 4;
         #pragma unroll
         for (int j = 0; j < TN; j += read_n)
-            *reinterpret_cast<Vector<read_n>*>(&reg_n[half][j]) = *reinterpret_cast<const Vector<read_n>*>(
-                &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
+            move<read_n>(&reg_n[half][j], &b_fragments[stage * Bs_stage + kk * Bs_row + col_of(j)]);
     };
 
     // acc += reg_m x reg_n, row by row.
@@ -159,16 +199,13 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n * VN;
     float* const c_thread = C + c_row * ldc + c_col;
+    auto place = [&](int row, int col) { return reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col); };
     #pragma unroll
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
-            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
-            Vector<vec_c> out;
-            #pragma unroll
-            for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * acc[i][j + v];
-            *to = out;
+            const int row = row_of(i), col = col_of(j);
+            auto* const to = place(row, col);
+            *to = output(&acc[i][j], alpha);
         }
 }

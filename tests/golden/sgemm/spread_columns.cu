@@ -31,6 +31,11 @@ constexpr int Bs_row = BN + smem_pad;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
 
+// Where output row i and column j of a thread lie behind its first: after each fragment of VM, or VN, come those of the other
+// lanes, so that the lanes of a warp read shared memory without bank conflicts.
+__device__ constexpr int row_of(int i) { return i + i / VM * ((LM - 1) * VM); }
+__device__ constexpr int col_of(int j) { return j + j / VN * ((LN - 1) * VN); }
+
 // Where column `col` of B's tile lies in its shared rows: a fragment's columns are LN apart, so those of neighbouring lanes are
 // neighbours in C.
 __device__ constexpr int spread(int col)
@@ -38,12 +43,13 @@ __device__ constexpr int spread(int col)
     return col / (LN * VN) * (LN * VN) + col % LN * VN + col / LN % VN;
 }
 
+// And where output column j of a thread lies in C.
+__device__ constexpr int spread_col_of(int j) { return j / VN * (LN * VN) + j % VN * LN; }
+
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
 
 // `width` floats that move in one instruction.
@@ -52,7 +58,24 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+// Move `width` floats in one instruction.
+template <int width>
+__device__ __forceinline__ void move(float* to, const float* from)
+{
+    *reinterpret_cast<Vector<width>*>(to) = *reinterpret_cast<const Vector<width>*>(from);
+}
+
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha, float beta, const Vector<vec_c>& old)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v] + beta * old.lane[v];
+    return out;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -80,6 +103,48 @@ __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// How a tile lies in shared memory: as in the matrix, or turned, its columns being rows.
+enum Kept { as_stored, turned };
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row, Kept kept = as_stored, bool spreads = false>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        if constexpr (spreads)
+            return kept == turned ? col * shared_row + spread(row) : row * shared_row + spread(col);
+        return kept == turned ? col * shared_row + row : row * shared_row + col;
+    }
+
+    // Start a thread's copies to shared memory, the first of which lies at at_row, at_col. What does not lie before the ends is zero.
+    __device__ __forceinline__ static void copy(unsigned to, const float* from,
+        int at_row = 0, int end_row = rows, int at_col = 0, int end_col = cols)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            const bool inside = at_row + row < end_row && at_col + col < end_col;
+            cp_async<4 * vec>(to + 4 * place(row, col), from + row * ld + col, inside);
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(num_threads, 2)
 sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C)
 {
@@ -101,60 +166,27 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
     const int block_col = min(tile_col, n - BN);
 
-    // A: the tile is BK stored rows of BM floats, moved vec_a at a time.
-    constexpr int a_width = BM / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + a_row * lda + (block_row + a_col);
+    // A is stored along m: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BK, BM, vec_a, lda, As_row>;
+    const int a_k = TileA::first_row(thread), a_m = TileA::first_col(thread);
+    const float* a_global = A + a_k * lda + (block_row + a_m);
 
-    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
-    constexpr int b_width = BK / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (block_col + b_row) * ldb + b_col;
+    // B is stored along k.
+    using TileB = Tile<BN, BK, vec_b, ldb, Bs_row, turned, true>;
+    const int b_n = TileB::first_row(thread), b_k = TileB::first_col(thread);
+    const float* b_global = B + (block_col + b_n) * ldb + b_k;
+    const unsigned a_shared = shared_address(As + TileA::place(a_k, a_m));
+    const unsigned b_shared = shared_address(Bs + TileB::place(b_n, b_k));
 
-    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
-    const unsigned b_shared = shared_address(Bs + b_col * Bs_row + spread(b_row));
-
-    // Start copying the first tile of A and of B into buffer 0; they are `depth` deep, the rest is zero.
-    auto load_first_tile = [&](int depth) {
-        constexpr int stage = 0;
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const bool inside = a_row + row < depth;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col, inside);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const bool inside = b_col + col < depth;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + spread(row)), b_global + row * ldb + col, inside);
-        }
+    // Start copying the next tile of A and of B into buffer `stage`; they are `depth` deep, the rest is zero.
+    auto load_tile = [&](int stage, int depth = BK) {
+        TileA::copy(a_shared + 4 * stage * As_stage, a_global, depth < BK ? a_k : 0, depth, 0, BM);
+        TileB::copy(b_shared + 4 * stage * Bs_stage, b_global, 0, BN, depth < BK ? b_k : 0, depth);
         a_global += depth * lda;
         b_global += depth;
     };
 
-    // Start copying the next tile of A and of B into buffer `stage`.
-    auto load_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + col * Bs_row + spread(row)), b_global + row * ldb + col);
-        }
-        a_global += BK * lda;
-        b_global += BK;
-    };
-
-    // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
-    // its columns likewise.
+    // Where the fragments of a thread begin.
     const float* const a_fragments = As + warp_m * WM + lane_m * VM;
     const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
     alignas(16) float reg_m[2][TM], reg_n[2][TN];
@@ -165,13 +197,11 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         constexpr int read_m = VM < 4 ? VM : 4;
         #pragma unroll
         for (int i = 0; i < TM; i += read_m)
-            *reinterpret_cast<Vector<read_m>*>(&reg_m[half][i]) = *reinterpret_cast<const Vector<read_m>*>(
-                &a_fragments[stage * As_stage + kk * As_row + i / VM * (LM * VM) + i % VM]);
+            move<read_m>(&reg_m[half][i], &a_fragments[stage * As_stage + kk * As_row + row_of(i)]);
         constexpr int read_n = VN < 4 ? VN : 4;
         #pragma unroll
         for (int j = 0; j < TN; j += read_n)
-            *reinterpret_cast<Vector<read_n>*>(&reg_n[half][j]) = *reinterpret_cast<const Vector<read_n>*>(
-                &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
+            move<read_n>(&reg_n[half][j], &b_fragments[stage * Bs_stage + kk * Bs_row + col_of(j)]);
     };
 
     // acc += reg_m x reg_n, row by row.
@@ -184,11 +214,9 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     };
 
     // Fill every buffer but one.
-    load_first_tile(first_k);
-    cp_async_commit();
     #pragma unroll
-    for (int stage = 1; stage < stages - 1; ++stage) {
-        load_tile(stage);
+    for (int stage = 0; stage < stages - 1; ++stage) {
+        load_tile(stage, stage == 0 ? first_k : BK);
         cp_async_commit();
     }
     cp_async_wait<stages - 2>();
@@ -228,36 +256,32 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n;
     float* const c_thread = C + c_row * ldc + c_col;
+    auto place = [&](int row, int col) { return reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col); };
+    auto inside = [&](int row, int col) { return c_row + row >= tile_row && c_col + col >= tile_col; };
     // Of some rows at a time all of C is read before any of it is written: a read behind a write waits for it.
     constexpr int read_rows = 4;
     #pragma unroll
     for (int first = 0; first < TM; first += read_rows) {
         Vector<vec_c> old[read_rows][TN / vec_c] = {};
-        if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
+        if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
             #pragma unroll
             for (int i = first; i < first + read_rows; ++i)
                 #pragma unroll
                 for (int j = 0; j < TN; j += vec_c) {
-                    const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
-                    if (c_row + row < tile_row || c_col + col < tile_col)
-                        continue;
-                    old[i - first][j / vec_c] = *reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
+                    const int row = row_of(i), col = spread_col_of(j);
+                    if (inside(row, col))
+                        old[i - first][j / vec_c] = *place(row, col);
                 }
-        }
         __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
         #pragma unroll
         for (int i = first; i < first + read_rows; ++i)
             #pragma unroll
             for (int j = 0; j < TN; j += vec_c) {
-                const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN * LN;
-                if (c_row + row < tile_row || c_col + col < tile_col)
+                const int row = row_of(i), col = spread_col_of(j);
+                if (!inside(row, col))
                     continue;
-                auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
-                Vector<vec_c> out;
-                #pragma unroll
-                for (int v = 0; v < vec_c; ++v)
-                    out.lane[v] = alpha * acc[i][j + v] + beta * old[i - first][j / vec_c].lane[v];
-                *to = out;
+                auto* const to = place(row, col);
+                *to = output(&acc[i][j], alpha, beta, old[i - first][j / vec_c]);
             }
     }
 }

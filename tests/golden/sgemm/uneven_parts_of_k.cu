@@ -32,18 +32,95 @@ constexpr int Bs_row = BN;
 constexpr int As_stage = BK * As_row;  // floats of one buffer
 constexpr int Bs_stage = BK * Bs_row;
 
+// Where output row i and column j of a thread lie behind its first: after each fragment of VM, or VN, come those of the other
+// lanes, so that the lanes of a warp read shared memory without bank conflicts.
+__device__ constexpr int row_of(int i) { return i + i / VM * ((LM - 1) * VM); }
+__device__ constexpr int col_of(int j) { return j + j / VN * ((LN - 1) * VN); }
+
 static_assert(LM * LN == 32, "a warp has 32 lanes");
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(TM % VM == 0 && TN % VN == 0, "whole fragments fill the thread tile");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
 
 // `width` floats that move in one instruction.
 template <int width>
 struct alignas(4 * width) Vector {
     float lane[width];
+};
+
+// Move `width` floats in one instruction.
+template <int width>
+__device__ __forceinline__ void move(float* to, const float* from)
+{
+    *reinterpret_cast<Vector<width>*>(to) = *reinterpret_cast<const Vector<width>*>(from);
+}
+
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v];
+    return out;
+}
+
+// How a tile lies in shared memory: as in the matrix, or turned, its columns being rows.
+enum Kept { as_stored, turned };
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row, Kept kept = as_stored>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        return kept == turned ? col * shared_row + row : row * shared_row + col;
+    }
+
+    // Read a thread's moves, the first of which lies at at_row, at_col. What does not lie before the ends is zero.
+    __device__ __forceinline__ static void fetch(Vector<vec> (&staged)[moves], const float* from,
+        int at_row = 0, int end_row = rows, int at_col = 0, int end_col = cols)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            const auto* const stored = reinterpret_cast<const Vector<vec>*>(from + row * ld + col);
+            staged[i] = at_row + row < end_row && at_col + col < end_col ? *stored : Vector<vec>{};
+        }
+    }
+
+    // Write them to shared memory.
+    __device__ __forceinline__ static void store(float* to, const Vector<vec> (&staged)[moves])
+    {
+        if constexpr (kept == turned) {
+            #pragma unroll
+            for (int i = 0; i < moves; ++i)
+                #pragma unroll
+                for (int v = 0; v < vec; ++v) {
+                    to[place(row_of(i), col_of(i) + v)] = staged[i].lane[v];
+                }
+        } else {
+            #pragma unroll
+            for (int i = 0; i < moves; ++i)
+                *reinterpret_cast<Vector<vec>*>(to + place(row_of(i), col_of(i))) = staged[i];
+        }
+    }
 };
 
 // Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
@@ -99,79 +176,34 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int tile_col = in_group / group_rows * BN;  // the first column that this block writes
     const int block_col = min(tile_col, n - BN);
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
+    // A is stored along k: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BM, BK, vec_a, lda, As_row, turned>;
+    const int a_m = TileA::first_row(thread), a_k = TileA::first_col(thread);
+    const float* a_global = A + (block_row + a_m) * lda + (part_k + a_k);
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (part_k + b_row) * ldb + (block_col + b_col);
+    // B is stored along n.
+    using TileB = Tile<BK, BN, vec_b, ldb, Bs_row>;
+    const int b_k = TileB::first_row(thread), b_n = TileB::first_col(thread);
+    const float* b_global = B + (part_k + b_k) * ldb + (block_col + b_n);
+    const int a_shared = TileA::place(a_m, a_k), b_shared = TileB::place(b_k, b_n);
+    Vector<vec_a> a_staged[TileA::moves];
+    Vector<vec_b> b_staged[TileB::moves];
 
-    Vector<vec_a> a_staged[a_moves];
-    Vector<vec_b> b_staged[b_moves];
-
-    // Read the first tile of A and of B into registers; they are `depth` deep, the rest is zero.
-    auto fetch_first_tile = [&](int depth) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
-            const bool inside = a_col + col < depth;
-            a_staged[i] = inside ? *from : Vector<vec_a>{};
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
-            const bool inside = b_row + row < depth;
-            b_staged[i] = inside ? *from : Vector<vec_b>{};
-        }
+    // Read the next tile of A and of B into registers; they are `depth` deep, the rest is zero.
+    auto fetch_tile = [&](int depth = BK) {
+        TileA::fetch(a_staged, a_global, 0, BM, depth < BK ? a_k : 0, depth);
+        TileB::fetch(b_staged, b_global, depth < BK ? b_k : 0, depth, 0, BN);
         a_global += depth;
         b_global += depth * ldb;
     };
 
-    // Read the next tile of A and of B into registers.
-    auto fetch_tile = [&]() {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const auto* from = reinterpret_cast<const Vector<vec_a>*>(a_global + row * lda + col);
-            a_staged[i] = *from;
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const auto* from = reinterpret_cast<const Vector<vec_b>*>(b_global + row * ldb + col);
-            b_staged[i] = *from;
-        }
-        a_global += BK;
-        b_global += BK * ldb;
-    };
-
     // Write the tile that was read last into buffer `stage`.
     auto store_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            #pragma unroll
-            for (int v = 0; v < vec_a; ++v)
-                As[stage * As_stage + (a_col + col + v) * As_row + a_row + row] = a_staged[i].lane[v];
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            *reinterpret_cast<Vector<vec_b>*>(&Bs[stage * Bs_stage + (b_row + row) * Bs_row + b_col + col]) = b_staged[i];
-        }
+        TileA::store(As + (stage * As_stage + a_shared), a_staged);
+        TileB::store(Bs + (stage * Bs_stage + b_shared), b_staged);
     };
 
-    // A thread's rows lie in fragments of VM, LM * VM apart, so that the lanes of a warp read without bank conflicts;
-    // its columns likewise.
+    // Where the fragments of a thread begin.
     const float* const a_fragments = As + warp_m * WM + lane_m * VM;
     const float* const b_fragments = Bs + warp_n * WN + lane_n * VN;
     alignas(16) float reg_m[2][TM], reg_n[2][TN];
@@ -182,13 +214,11 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
         constexpr int read_m = VM < 4 ? VM : 4;
         #pragma unroll
         for (int i = 0; i < TM; i += read_m)
-            *reinterpret_cast<Vector<read_m>*>(&reg_m[half][i]) = *reinterpret_cast<const Vector<read_m>*>(
-                &a_fragments[stage * As_stage + kk * As_row + i / VM * (LM * VM) + i % VM]);
+            move<read_m>(&reg_m[half][i], &a_fragments[stage * As_stage + kk * As_row + row_of(i)]);
         constexpr int read_n = VN < 4 ? VN : 4;
         #pragma unroll
         for (int j = 0; j < TN; j += read_n)
-            *reinterpret_cast<Vector<read_n>*>(&reg_n[half][j]) = *reinterpret_cast<const Vector<read_n>*>(
-                &b_fragments[stage * Bs_stage + kk * Bs_row + j / VN * (LN * VN) + j % VN]);
+            move<read_n>(&reg_n[half][j], &b_fragments[stage * Bs_stage + kk * Bs_row + col_of(j)]);
     };
 
     // acc += reg_m x reg_n, four rows at a time; every second block of rows runs backwards.
@@ -205,7 +235,7 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     };
 
     // Fill every buffer but one.
-    fetch_first_tile(first_depth);
+    fetch_tile(first_depth);
     store_tile(0);
     __syncthreads();
     load_fragments(0, 0, 0);
@@ -301,18 +331,16 @@ sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, flo
     const int c_row = block_row + warp_m * WM + lane_m * VM;
     const int c_col = block_col + warp_n * WN + lane_n * VN;
     float* const c_thread = C + c_row * ldc + c_col;
+    auto place = [&](int row, int col) { return reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col); };
+    auto inside = [&](int row, int col) { return c_row + row >= tile_row && c_col + col >= tile_col; };
     #pragma unroll
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < TN; j += vec_c) {
-            const int row = i / VM * (LM * VM) + i % VM, col = j / VN * (LN * VN) + j % VN;
-            if (c_row + row < tile_row || c_col + col < tile_col)
+            const int row = row_of(i), col = col_of(j);
+            if (!inside(row, col))
                 continue;
-            auto* const to = reinterpret_cast<Vector<vec_c>*>(c_thread + row * ldc + col);
-            Vector<vec_c> out;
-            #pragma unroll
-            for (int v = 0; v < vec_c; ++v)
-                out.lane[v] = alpha * acc[i][j + v];
-            *to = out;
+            auto* const to = place(row, col);
+            *to = output(&acc[i][j], alpha);
         }
 }

@@ -385,8 +385,6 @@ constexpr int As_m = 1, As_k = As_row;  // floats from one element to the next a
 static_assert(BK == 32, "a shared row is as wide as the swizzle");
 static_assert(rows % wgmma_m == 0 && columns % 8 == 0 && columns <= 256, "whole instructions fill the block tile");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(num_threads == 128 || num_threads == 256, "the rows of a thread's copies differ from its first in bits of their own");
 static_assert(columns * BK % (4 * num_threads) == 0, "every thread splits the same share of the columns");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
@@ -397,7 +395,17 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha, float beta, const Vector<vec_c>& old)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v] + beta * old.lane[v];
+    return out;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -425,6 +433,49 @@ __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// How a tile lies in shared memory: as in the matrix, or with the 16-byte pieces of a row in another order, as wgmma reads them.
+enum Kept { as_stored, swizzled };
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row, Kept kept = as_stored>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        if constexpr (kept == swizzled)
+            return row * shared_row + (col ^ row % 8 * 4);
+        return row * shared_row + col;
+    }
+
+    // Start a thread's copies to shared memory, the first of which lies at at_row, at_col. What does not lie before the ends is zero.
+    __device__ __forceinline__ static void copy(unsigned to, const float* from,
+        int at_row = 0, int end_row = rows, int at_col = 0, int end_col = cols)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            const bool inside = at_row + row < end_row && at_col + col < end_col;
+            const unsigned place = to + 4 * (row * shared_row + col);
+            cp_async<4 * vec>(kept == swizzled ? place ^ row % 8 * 16 : place, from + row * ld + col, inside);
+        }
+    }
+};
+
 // x = hi + lo: hi is x rounded to the 10 bits of mantissa that TF32 has, lo the rest, exactly. The 13 bits that TF32
 // lacks stay in hi: the tensor cores ignore them.
 struct Split {
@@ -437,15 +488,9 @@ __device__ __forceinline__ Split split(float x)
     return {hi, __float_as_uint(x - __uint_as_float(hi & 0xffffe000u))};
 }
 
-// The other way: hi is x itself, which the tensor cores cut off, so that it need not be written; this is lo, rounded.
-__device__ __forceinline__ float low_part(float x)
-{
-    return __uint_as_float(__float_as_uint(x - __uint_as_float(__float_as_uint(x) & 0xffffe000u)) + 0x1000u);
-}
-
-// Start sum[64,columns] = a[64,8] b[8,columns] + (add ? sum : 0) by a warpgroup: a in each lane's registers as the PTX
-// ISA numbers them, b in shared memory behind a descriptor.
-__device__ __forceinline__ void wgmma(float (&sum)[64], const unsigned (&a)[4], unsigned long long b, bool add)
+// Start sum[64,128] = a[64,8] b[8,128] + (add ? sum : 0) by a warpgroup: a in each lane's registers as the PTX ISA numbers them,
+// b in shared memory behind a descriptor.
+__device__ __forceinline__ void wgmma(float (&sum)[TN], const unsigned (&a)[4], unsigned long long b, bool add)
 {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %69, 0;"
@@ -466,6 +511,14 @@ __device__ __forceinline__ void wgmma(float (&sum)[64], const unsigned (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// Keep the compiler from moving what it does with the sums past this place: wgmma works on them meanwhile.
+__device__ __forceinline__ void pin(float (&sum)[TN])
+{
+    #pragma unroll
+    for (int i = 0; i < TN; ++i)
+        asm volatile("" : "+f"(sum[i])::"memory");
+}
+
 // Let the next wgmma see registers that other instructions wrote.
 __device__ __forceinline__ void wgmma_fence()
 {
@@ -479,18 +532,22 @@ __device__ __forceinline__ void wgmma_commit()
 }
 
 // Wait until this warpgroup's instructions are done.
-__device__ __forceinline__ void wgmma_wait(float (&sum)[64])
+__device__ __forceinline__ void wgmma_wait(float (&sum)[TN])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    #pragma unroll
-    for (int i = 0; i < 64; ++i)
-        asm volatile("" : "+f"(sum[i])::"memory");  // the sums are not read before
+    pin(sum);
 }
 
-// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes.
-__device__ __forceinline__ unsigned long long descriptor(const float* rows)
+// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes, by their address.
+__device__ __forceinline__ unsigned long long descriptor(unsigned rows)
 {
-    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (shared_address(rows) >> 4 & 0x3fff);
+    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (rows >> 4 & 0x3fff);
+}
+
+// The other way: hi is x itself, which the tensor cores cut off, so that it need not be written; this is lo, rounded.
+__device__ __forceinline__ float low_part(float x)
+{
+    return __uint_as_float(__float_as_uint(x - __uint_as_float(__float_as_uint(x) & 0xffffe000u)) + 0x1000u);
 }
 
 // Show what this thread wrote to shared memory to wgmma, once a barrier is passed.
@@ -521,37 +578,22 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BK stored rows of BM floats, moved vec_a at a time.
-    constexpr int a_width = BM / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + a_row * lda + (block_row + a_col);
+    // A is stored along m: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BK, BM, vec_a, lda, As_row>;
+    const int a_k = TileA::first_row(thread), a_m = TileA::first_col(thread);
+    const float* a_global = A + a_k * lda + (block_row + a_m);
 
-    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
-    constexpr int b_width = BK / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (block_col + b_row) * ldb + b_col;
-
-    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + (b_col ^ b_row % 8 * 4));
+    // B is stored along k.
+    using TileB = Tile<BN, BK, vec_b, ldb, Bs_row, swizzled>;
+    const int b_n = TileB::first_row(thread), b_k = TileB::first_col(thread);
+    const float* b_global = B + (block_col + b_n) * ldb + b_k;
+    const unsigned a_shared = shared_address(As + TileA::place(a_k, a_m));
+    const unsigned b_shared = shared_address(Bs + TileB::place(b_n, b_k));
 
     // Start copying the next tile of A and of B into buffer `stage`; they are `depth` deep, the rest is zero.
     auto load_tile = [&](int stage, int depth = BK) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const bool inside = block_row + a_col + col < m && a_row + row < depth;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col, inside);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const bool inside = block_col + b_row + row < n && b_col + col < depth;
-            cp_async<4 * vec_b>((b_shared + 4 * (stage * Bs_stage + row * Bs_row + col)) ^ row % 8 * 16, b_global + row * ldb + col, inside);
-        }
+        TileA::copy(a_shared + 4 * stage * As_stage, a_global, depth < BK ? a_k : 0, depth, block_row + a_m, m);
+        TileB::copy(b_shared + 4 * stage * Bs_stage, b_global, block_col + b_n, n, depth < BK ? b_k : 0, depth);
         a_global += depth * lda;
         b_global += depth;
     };
@@ -587,8 +629,8 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
 
     // Start to multiply a tile: small products first, so that few additions round a large sum.
     auto multiply = [&](int half, int from, int stage) {
-        const unsigned long long columns_hi = descriptor(&Bs[stage * Bs_stage]);
-        const unsigned long long columns_lo = descriptor(&los[from * columns * BK]);
+        const unsigned long long columns_hi = descriptor(shared_address(Bs + stage * Bs_stage));
+        const unsigned long long columns_lo = descriptor(shared_address(los + from * columns * BK));
         wgmma_fence();
         #pragma unroll
         for (int kk = 0; kk < slices; ++kk)
@@ -649,30 +691,22 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int c_row = block_row + warp * 16 + lane / 4;
     const int c_col = block_col + lane % 4 * 2;
     float* const c_lane = C + c_row * ldc + c_col;
+    auto row_of = [](int i) { return i % 4 / 2 * 8; };
+    auto col_of = [](int i) { return i / 4 * 8 + i % 2; };
+    auto place = [&](int i) { return reinterpret_cast<Vector<vec_c>*>(c_lane + row_of(i) * ldc + col_of(i)); };
+    auto inside = [&](int i) { return c_row + row_of(i) < m && c_col + col_of(i) < n; };
     // All of C is read before any of it is written: a read behind a write waits for it.
     Vector<vec_c> old[TN / vec_c] = {};
-    if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
+    if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
         #pragma unroll
-        for (int i = 0; i < TN; i += vec_c) {
-            const int row = i % 4 / 2 * 8, col = i / 4 * 8 + i % 2;
-            if (c_row + row >= m || c_col + col >= n)
-                continue;
-            old[i / vec_c] = *reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-        }
-    }
+        for (int i = 0; i < TN; i += vec_c)
+            if (inside(i))
+                old[i / vec_c] = *place(i);
     __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
     #pragma unroll
-    for (int i = 0; i < TN; i += vec_c) {
-        const int row = i % 4 / 2 * 8, col = i / 4 * 8 + i % 2;
-        if (c_row + row >= m || c_col + col >= n)
-            continue;
-        auto* const to = reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-        Vector<vec_c> out;
-        #pragma unroll
-        for (int v = 0; v < vec_c; ++v)
-            out.lane[v] = alpha * acc[0][i + v] + beta * old[i / vec_c].lane[v];
-        *to = out;
-    }
+    for (int i = 0; i < TN; i += vec_c)
+        if (inside(i))
+            *place(i) = output(&acc[0][i], alpha, beta, old[i / vec_c]);
 }
 }  // namespace fallback
 
@@ -729,8 +763,8 @@ __device__ __forceinline__ void raise_registers()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Start sum[64,BN] = a[64,16] b[16,BN] + (add ? sum : 0) by a warpgroup, both from shared memory, behind descriptors.
-__device__ __forceinline__ void wgmma(float (&sum)[64], unsigned long long a, unsigned long long b, bool add)
+// Start sum[64,128] = a[64,16] b[16,128] + (add ? sum : 0) by a warpgroup: both in shared memory, behind descriptors.
+__device__ __forceinline__ void wgmma(float (&sum)[TN], unsigned long long a, unsigned long long b, bool add)
 {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %66, 0;"
@@ -751,26 +785,34 @@ __device__ __forceinline__ void wgmma(float (&sum)[64], unsigned long long a, un
         : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// Let the next wgmma see registers that other instructions wrote.
-__device__ __forceinline__ void wgmma_fence(float (&sum)[64])
+// Keep the compiler from moving what it does with the sums past this place: wgmma works on them meanwhile.
+__device__ __forceinline__ void pin(float (&sum)[TN])
 {
     #pragma unroll
-    for (int i = 0; i < 64; ++i)
+    for (int i = 0; i < TN; ++i)
         asm volatile("" : "+f"(sum[i])::"memory");
+}
+
+// Let the next wgmma see registers that other instructions wrote.
+__device__ __forceinline__ void wgmma_fence()
+{
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// Wait until this warpgroup's instructions are done.
-__device__ __forceinline__ void wgmma_wait(float (&sum)[64])
+// Close the group of instructions started since the last commit.
+__device__ __forceinline__ void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    #pragma unroll
-    for (int i = 0; i < 64; ++i)
-        asm volatile("" : "+f"(sum[i])::"memory");  // the sums are not read before
 }
 
-// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes.
+// Wait until this warpgroup's instructions are done.
+__device__ __forceinline__ void wgmma_wait(float (&sum)[TN])
+{
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    pin(sum);
+}
+
+// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes, by their address.
 __device__ __forceinline__ unsigned long long descriptor(unsigned rows)
 {
     return 1ull << 62 | 64ull << 32 | 1ull << 16 | (rows >> 4 & 0x3fff);
@@ -853,7 +895,8 @@ sgemm_3xfp16_wgmma(float alpha, const float* A, const float* B, float beta, floa
             // Small products first, so that few additions round a large sum. 16 of k are 32 bytes, counted in units of 16.
             #pragma unroll
             for (int from = 0; from < BK; from += promote) {
-                wgmma_fence(sums);
+                pin(sums);
+                wgmma_fence();
                 #pragma unroll
                 for (int kk = from; kk < from + promote; kk += wgmma_k)
                     wgmma(sums, a_lo + kk / 8, b_hi + kk / 8, kk > from);
@@ -863,6 +906,7 @@ sgemm_3xfp16_wgmma(float alpha, const float* A, const float* B, float beta, floa
                 #pragma unroll
                 for (int kk = from; kk < from + promote; kk += wgmma_k)
                     wgmma(sums, a_hi + kk / 8, b_hi + kk / 8, true);
+                wgmma_commit();
                 wgmma_wait(sums);
                 if (from + promote == BK && lane == 0)
                     arrive(emptied + stage * 8);

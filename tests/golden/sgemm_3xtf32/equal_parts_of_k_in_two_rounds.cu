@@ -38,8 +38,6 @@ static_assert(WM % mma_m == 0 && WN % mma_n == 0 && BK % promote == 0 && promote
 static_assert(BM % WM == 0 && BN % WN == 0, "whole warp tiles fill the block tile");
 static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
 
 // `width` floats that move in one instruction.
@@ -48,7 +46,26 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+// What is in C. It is not read where beta is zero: it may hold NaN.
+__device__ __forceinline__ Vector<vec_c> read_c(const Vector<vec_c>* from, float beta)
+{
+    Vector<vec_c> old = {};
+    if (beta != 0.0f)
+        old = *from;
+    return old;
+}
+
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha, float beta, const Vector<vec_c>& old)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v] + beta * old.lane[v];
+    return out;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -75,6 +92,41 @@ __device__ __forceinline__ void cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        return row * shared_row + col;
+    }
+
+    // Start a thread's copies to shared memory.
+    __device__ __forceinline__ static void copy(unsigned to, const float* from)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            cp_async<4 * vec>(to + 4 * place(row, col), from + row * ld + col);
+        }
+    }
+};
 
 // Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
 __device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
@@ -146,35 +198,22 @@ sgemm_3xtf32(float alpha, const float* __restrict__ A, const float* __restrict__
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + (part_k + a_col);
+    // A is stored along k: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BM, BK, vec_a, lda, As_row>;
+    const int a_m = TileA::first_row(thread), a_k = TileA::first_col(thread);
+    const float* a_global = A + (block_row + a_m) * lda + (part_k + a_k);
 
-    // B: the tile is BN stored rows of BK floats, moved vec_b at a time.
-    constexpr int b_width = BK / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + (block_col + b_row) * ldb + (part_k + b_col);
-
-    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    // B is stored along k.
+    using TileB = Tile<BN, BK, vec_b, ldb, Bs_row>;
+    const int b_n = TileB::first_row(thread), b_k = TileB::first_col(thread);
+    const float* b_global = B + (block_col + b_n) * ldb + (part_k + b_k);
+    const unsigned a_shared = shared_address(As + TileA::place(a_m, a_k));
+    const unsigned b_shared = shared_address(Bs + TileB::place(b_n, b_k));
 
     // Start copying the next tile of A and of B into buffer `stage`.
     auto load_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
-        }
+        TileA::copy(a_shared + 4 * stage * As_stage, a_global);
+        TileB::copy(b_shared + 4 * stage * Bs_stage, b_global);
         a_global += BK;
         b_global += BK;
     };
@@ -341,21 +380,13 @@ sgemm_3xtf32(float alpha, const float* __restrict__ A, const float* __restrict__
     const int c_row = block_row + warp_m * WM + lane / 4;
     const int c_col = block_col + warp_n * WN + lane % 4 * 2;
     float* const c_lane = C + c_row * ldc + c_col;
+    auto row_of = [](int i, int j) { return i * mma_m + j % 4 / 2 * 8; };
+    auto col_of = [](int j) { return j / 4 * mma_n + j % 2; };
+    auto place = [&](int i, int j) { return reinterpret_cast<Vector<vec_c>*>(c_lane + row_of(i, j) * ldc + col_of(j)); };
     #pragma unroll
-    for (int i = 0; i < frags_m; ++i)
+    for (int i = 0; i < frags_m; ++i) {
         #pragma unroll
-        for (int j = 0; j < frags_n; ++j)
-            #pragma unroll
-            for (int q = 0; q < 4; q += vec_c) {
-                const int row = i * mma_m + q / 2 * 8, col = j * mma_n + q % 2;
-                auto* const to = reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-                Vector<vec_c> old = {};
-                if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
-                    old = *to;
-                Vector<vec_c> out;
-                #pragma unroll
-                for (int v = 0; v < vec_c; ++v)
-                    out.lane[v] = alpha * acc[i][j * 4 + q + v] + beta * old.lane[v];
-                *to = out;
-            }
+        for (int j = 0; j < TN; j += vec_c)
+            *place(i, j) = output(&acc[i][j], alpha, beta, read_c(place(i, j), beta));
+    }
 }

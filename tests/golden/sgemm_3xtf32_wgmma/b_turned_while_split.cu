@@ -35,8 +35,6 @@ static_assert(BK == 32, "a shared row is as wide as the swizzle");
 static_assert(rows % wgmma_m == 0 && columns % 8 == 0 && columns <= 256, "whole instructions fill the block tile");
 static_assert(m % BM == 0 && n % BN == 0, "tiles end at the edge of C");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(columns * BK % (4 * num_threads) == 0, "every thread splits the same share of the columns");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
 
@@ -46,7 +44,26 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+// What is in C. It is not read where beta is zero: it may hold NaN.
+__device__ __forceinline__ Vector<vec_c> read_c(const Vector<vec_c>* from, float beta)
+{
+    Vector<vec_c> old = {};
+    if (beta != 0.0f)
+        old = *from;
+    return old;
+}
+
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha, float beta, const Vector<vec_c>& old)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v] + beta * old.lane[v];
+    return out;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -74,6 +91,41 @@ __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        return row * shared_row + col;
+    }
+
+    // Start a thread's copies to shared memory.
+    __device__ __forceinline__ static void copy(unsigned to, const float* from)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            cp_async<4 * vec>(to + 4 * place(row, col), from + row * ld + col);
+        }
+    }
+};
+
 // x = hi + lo: hi is x rounded to the 10 bits of mantissa that TF32 has, lo the rest, exactly. The 13 bits that TF32
 // lacks stay in hi: the tensor cores ignore them.
 struct Split {
@@ -86,15 +138,9 @@ __device__ __forceinline__ Split split(float x)
     return {hi, __float_as_uint(x - __uint_as_float(hi & 0xffffe000u))};
 }
 
-// The other way: hi is x itself, which the tensor cores cut off, so that it need not be written; this is lo, rounded.
-__device__ __forceinline__ float low_part(float x)
-{
-    return __uint_as_float(__float_as_uint(x - __uint_as_float(__float_as_uint(x) & 0xffffe000u)) + 0x1000u);
-}
-
-// Start sum[64,columns] = a[64,8] b[8,columns] + (add ? sum : 0) by a warpgroup: a in each lane's registers as the PTX
-// ISA numbers them, b in shared memory behind a descriptor.
-__device__ __forceinline__ void wgmma(float (&sum)[16], const unsigned (&a)[4], unsigned long long b, bool add)
+// Start sum[64,32] = a[64,8] b[8,32] + (add ? sum : 0) by a warpgroup: a in each lane's registers as the PTX ISA numbers them,
+// b in shared memory behind a descriptor.
+__device__ __forceinline__ void wgmma(float (&sum)[TN], const unsigned (&a)[4], unsigned long long b, bool add)
 {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %21, 0;"
@@ -104,6 +150,14 @@ __device__ __forceinline__ void wgmma(float (&sum)[16], const unsigned (&a)[4], 
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]), "+f"(sum[4]), "+f"(sum[5]), "+f"(sum[6]), "+f"(sum[7]),
           "+f"(sum[8]), "+f"(sum[9]), "+f"(sum[10]), "+f"(sum[11]), "+f"(sum[12]), "+f"(sum[13]), "+f"(sum[14]), "+f"(sum[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// Keep the compiler from moving what it does with the sums past this place: wgmma works on them meanwhile.
+__device__ __forceinline__ void pin(float (&sum)[TN])
+{
+    #pragma unroll
+    for (int i = 0; i < TN; ++i)
+        asm volatile("" : "+f"(sum[i])::"memory");
 }
 
 // Let the next wgmma see registers that other instructions wrote.
@@ -119,18 +173,22 @@ __device__ __forceinline__ void wgmma_commit()
 }
 
 // Wait until this warpgroup's instructions are done.
-__device__ __forceinline__ void wgmma_wait(float (&sum)[16])
+__device__ __forceinline__ void wgmma_wait(float (&sum)[TN])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    #pragma unroll
-    for (int i = 0; i < 16; ++i)
-        asm volatile("" : "+f"(sum[i])::"memory");  // the sums are not read before
+    pin(sum);
 }
 
-// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes.
-__device__ __forceinline__ unsigned long long descriptor(const float* rows)
+// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes, by their address.
+__device__ __forceinline__ unsigned long long descriptor(unsigned rows)
 {
-    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (shared_address(rows) >> 4 & 0x3fff);
+    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (rows >> 4 & 0x3fff);
+}
+
+// The other way: hi is x itself, which the tensor cores cut off, so that it need not be written; this is lo, rounded.
+__device__ __forceinline__ float low_part(float x)
+{
+    return __uint_as_float(__float_as_uint(x - __uint_as_float(__float_as_uint(x) & 0xffffe000u)) + 0x1000u);
 }
 
 // Show what this thread wrote to shared memory to wgmma, once a barrier is passed.
@@ -158,35 +216,22 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BK stored rows of BM floats, moved vec_a at a time.
-    constexpr int a_width = BM / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + a_row * lda + (block_row + a_col);
+    // A is stored along m: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BK, BM, vec_a, lda, As_row>;
+    const int a_k = TileA::first_row(thread), a_m = TileA::first_col(thread);
+    const float* a_global = A + a_k * lda + (block_row + a_m);
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + b_row * ldb + (block_col + b_col);
-
-    const unsigned a_shared = shared_address(As + a_row * As_row + a_col);
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    // B is stored along n.
+    using TileB = Tile<BK, BN, vec_b, ldb, Bs_row>;
+    const int b_k = TileB::first_row(thread), b_n = TileB::first_col(thread);
+    const float* b_global = B + b_k * ldb + (block_col + b_n);
+    const unsigned a_shared = shared_address(As + TileA::place(a_k, a_m));
+    const unsigned b_shared = shared_address(Bs + TileB::place(b_k, b_n));
 
     // Start copying the next tile of A and of B into buffer `stage`.
     auto load_tile = [&](int stage) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            cp_async<4 * vec_a>(a_shared + 4 * (stage * As_stage + row * As_row + col), a_global + row * lda + col);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col);
-        }
+        TileA::copy(a_shared + 4 * stage * As_stage, a_global);
+        TileB::copy(b_shared + 4 * stage * Bs_stage, b_global);
         a_global += BK * lda;
         b_global += BK * ldb;
     };
@@ -227,8 +272,8 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
 
     // Start to multiply a tile: small products first, so that few additions round a large sum.
     auto multiply = [&](int half, int from, int stage) {
-        const unsigned long long columns_hi = descriptor(&his[from * columns * BK]);
-        const unsigned long long columns_lo = descriptor(&los[from * columns * BK]);
+        const unsigned long long columns_hi = descriptor(shared_address(his + from * columns * BK));
+        const unsigned long long columns_lo = descriptor(shared_address(los + from * columns * BK));
         wgmma_fence();
         #pragma unroll
         for (int kk = 0; kk < slices; ++kk)
@@ -289,17 +334,10 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int c_row = block_row + warp * 16 + lane / 4;
     const int c_col = block_col + lane % 4 * 2;
     float* const c_lane = C + c_row * ldc + c_col;
+    auto row_of = [](int i) { return i % 4 / 2 * 8; };
+    auto col_of = [](int i) { return i / 4 * 8 + i % 2; };
+    auto place = [&](int i) { return reinterpret_cast<Vector<vec_c>*>(c_lane + row_of(i) * ldc + col_of(i)); };
     #pragma unroll
-    for (int i = 0; i < TN; i += vec_c) {
-        const int row = i % 4 / 2 * 8, col = i / 4 * 8 + i % 2;
-        auto* const to = reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-        Vector<vec_c> old = {};
-        if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
-            old = *to;
-        Vector<vec_c> out;
-        #pragma unroll
-        for (int v = 0; v < vec_c; ++v)
-            out.lane[v] = alpha * acc[0][i + v] + beta * old.lane[v];
-        *to = out;
-    }
+    for (int i = 0; i < TN; i += vec_c)
+        *place(i) = output(&acc[0][i], alpha, beta, read_c(place(i), beta));
 }

@@ -35,8 +35,6 @@ constexpr int Bs_m = 1, Bs_k = Bs_row;  // floats from one element to the next a
 static_assert(BK == 32, "a shared row is as wide as the swizzle");
 static_assert(rows % wgmma_m == 0 && columns % 8 == 0 && columns <= 256, "whole instructions fill the block tile");
 static_assert(num_threads <= 1024, "a block has at most 1024 threads");
-static_assert((BM * BK / vec_a) % num_threads == 0, "every thread copies the same share of A's tile");
-static_assert((BN * BK / vec_b) % num_threads == 0, "every thread copies the same share of B's tile");
 static_assert(num_threads == 128 || num_threads == 256, "the rows of a thread's copies differ from its first in bits of their own");
 static_assert(columns * BK % (4 * num_threads) == 0, "every thread splits the same share of the columns");
 static_assert(lda % vec_a == 0 && ldb % vec_b == 0 && ldc % vec_c == 0, "vectors are aligned in every row");
@@ -47,7 +45,17 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+// The outputs of vec_c sums.
+__device__ __forceinline__ Vector<vec_c> output(const float* sums, float alpha, float beta, const Vector<vec_c>& old)
+{
+    Vector<vec_c> out;
+    #pragma unroll
+    for (int v = 0; v < vec_c; ++v)
+        out.lane[v] = alpha * sums[v] + beta * old.lane[v];
+    return out;
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -75,6 +83,49 @@ __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// How a tile lies in shared memory: as in the matrix, or with the 16-byte pieces of a row in another order, as wgmma reads them.
+enum Kept { as_stored, swizzled };
+
+// A tile of `rows` stored rows of `cols` floats; rows are ld floats apart in the matrix and shared_row in shared memory. Each
+// thread moves its share, vec floats at a time.
+template <int rows, int cols, int vec, long long ld, int shared_row, Kept kept = as_stored>
+struct Tile {
+    static constexpr int width = cols / vec;  // moves along one stored row
+    static constexpr int moves = rows * width / num_threads;  // moves of one thread
+    static constexpr int passes = width > num_threads ? width / num_threads : 1;  // of the block along one stored row
+    static constexpr int step = passes > 1 ? 1 : num_threads / width;  // stored rows between a thread's moves
+    static_assert(rows * width % num_threads == 0, "every thread moves the same share of a tile");
+
+    // Stored row and column of a thread's first move.
+    __device__ static int first_row(int thread) { return passes > 1 ? 0 : thread / width; }
+    __device__ static int first_col(int thread) { return (passes > 1 ? thread : thread % width) * vec; }
+
+    // Those of its move i, counted from there.
+    __device__ static constexpr int row_of(int i) { return i / passes * step; }
+    __device__ static constexpr int col_of(int i) { return i % passes * (num_threads * vec); }
+
+    // Where a stored row and column lie in shared memory.
+    __device__ static constexpr int place(int row, int col)
+    {
+        if constexpr (kept == swizzled)
+            return row * shared_row + (col ^ row % 8 * 4);
+        return row * shared_row + col;
+    }
+
+    // Start a thread's copies to shared memory, the first of which lies at at_row, at_col. What does not lie before the ends is zero.
+    __device__ __forceinline__ static void copy(unsigned to, const float* from,
+        int at_row = 0, int end_row = rows, int at_col = 0, int end_col = cols)
+    {
+        #pragma unroll
+        for (int i = 0; i < moves; ++i) {
+            const int row = row_of(i), col = col_of(i);
+            const bool inside = at_row + row < end_row && at_col + col < end_col;
+            const unsigned place = to + 4 * (row * shared_row + col);
+            cp_async<4 * vec>(kept == swizzled ? place ^ row % 8 * 16 : place, from + row * ld + col, inside);
+        }
+    }
+};
+
 // x = hi + lo: hi is x rounded to the 10 bits of mantissa that TF32 has, lo the rest, exactly. The 13 bits that TF32
 // lacks stay in hi: the tensor cores ignore them.
 struct Split {
@@ -87,15 +138,9 @@ __device__ __forceinline__ Split split(float x)
     return {hi, __float_as_uint(x - __uint_as_float(hi & 0xffffe000u))};
 }
 
-// The other way: hi is x itself, which the tensor cores cut off, so that it need not be written; this is lo, rounded.
-__device__ __forceinline__ float low_part(float x)
-{
-    return __uint_as_float(__float_as_uint(x - __uint_as_float(__float_as_uint(x) & 0xffffe000u)) + 0x1000u);
-}
-
-// Start sum[64,columns] = a[64,8] b[8,columns] + (add ? sum : 0) by a warpgroup: a in each lane's registers as the PTX
-// ISA numbers them, b in shared memory behind a descriptor.
-__device__ __forceinline__ void wgmma(float (&sum)[48], const unsigned (&a)[4], unsigned long long b, bool add)
+// Start sum[64,96] = a[64,8] b[8,96] + (add ? sum : 0) by a warpgroup: a in each lane's registers as the PTX ISA numbers them,
+// b in shared memory behind a descriptor.
+__device__ __forceinline__ void wgmma(float (&sum)[TN], const unsigned (&a)[4], unsigned long long b, bool add)
 {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %53, 0;"
@@ -113,6 +158,14 @@ __device__ __forceinline__ void wgmma(float (&sum)[48], const unsigned (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// Keep the compiler from moving what it does with the sums past this place: wgmma works on them meanwhile.
+__device__ __forceinline__ void pin(float (&sum)[TN])
+{
+    #pragma unroll
+    for (int i = 0; i < TN; ++i)
+        asm volatile("" : "+f"(sum[i])::"memory");
+}
+
 // Let the next wgmma see registers that other instructions wrote.
 __device__ __forceinline__ void wgmma_fence()
 {
@@ -126,18 +179,22 @@ __device__ __forceinline__ void wgmma_commit()
 }
 
 // Wait until this warpgroup's instructions are done.
-__device__ __forceinline__ void wgmma_wait(float (&sum)[48])
+__device__ __forceinline__ void wgmma_wait(float (&sum)[TN])
 {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    #pragma unroll
-    for (int i = 0; i < 48; ++i)
-        asm volatile("" : "+f"(sum[i])::"memory");  // the sums are not read before
+    pin(sum);
 }
 
-// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes.
-__device__ __forceinline__ unsigned long long descriptor(const float* rows)
+// Describe shared rows of 128 bytes, swizzled, eight of them every 1024 bytes, by their address.
+__device__ __forceinline__ unsigned long long descriptor(unsigned rows)
 {
-    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (shared_address(rows) >> 4 & 0x3fff);
+    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (rows >> 4 & 0x3fff);
+}
+
+// The other way: hi is x itself, which the tensor cores cut off, so that it need not be written; this is lo, rounded.
+__device__ __forceinline__ float low_part(float x)
+{
+    return __uint_as_float(__float_as_uint(x - __uint_as_float(__float_as_uint(x) & 0xffffe000u)) + 0x1000u);
 }
 
 // Show what this thread wrote to shared memory to wgmma, once a barrier is passed.
@@ -164,37 +221,22 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int block_row = (group * group_m + in_group % group_rows) * BM;
     const int block_col = in_group / group_rows * BN;
 
-    // A: the tile is BM stored rows of BK floats, moved vec_a at a time.
-    constexpr int a_width = BK / vec_a;  // moves along one stored row
-    constexpr int a_moves = BM * BK / vec_a / num_threads;  // moves of one thread
-    constexpr int a_rows = num_threads / a_width;  // stored rows between a thread's moves
-    const int a_row = thread / a_width, a_col = thread % a_width * vec_a;
-    const float* a_global = A + (block_row + a_row) * lda + a_col;
+    // A is stored along k: where a thread's first move lies in the tile, and in memory.
+    using TileA = Tile<BM, BK, vec_a, lda, As_row, swizzled>;
+    const int a_m = TileA::first_row(thread), a_k = TileA::first_col(thread);
+    const float* a_global = A + (block_row + a_m) * lda + a_k;
 
-    // B: the tile is BK stored rows of BN floats, moved vec_b at a time.
-    constexpr int b_width = BN / vec_b;  // moves along one stored row
-    constexpr int b_moves = BN * BK / vec_b / num_threads;  // moves of one thread
-    constexpr int b_rows = num_threads / b_width;  // stored rows between a thread's moves
-    const int b_row = thread / b_width, b_col = thread % b_width * vec_b;
-    const float* b_global = B + b_row * ldb + (block_col + b_col);
-
-    const unsigned a_shared = shared_address(As + a_row * As_row + (a_col ^ a_row % 8 * 4));
-    const unsigned b_shared = shared_address(Bs + b_row * Bs_row + b_col);
+    // B is stored along n.
+    using TileB = Tile<BK, BN, vec_b, ldb, Bs_row>;
+    const int b_k = TileB::first_row(thread), b_n = TileB::first_col(thread);
+    const float* b_global = B + b_k * ldb + (block_col + b_n);
+    const unsigned a_shared = shared_address(As + TileA::place(a_m, a_k));
+    const unsigned b_shared = shared_address(Bs + TileB::place(b_k, b_n));
 
     // Start copying the next tile of A and of B into buffer `stage`; they are `depth` deep, the rest is zero.
     auto load_tile = [&](int stage, int depth = BK) {
-        #pragma unroll
-        for (int i = 0; i < a_moves; ++i) {
-            const int row = i * a_rows, col = 0;
-            const bool inside = block_row + a_row + row < m && a_col + col < depth;
-            cp_async<4 * vec_a>((a_shared + 4 * (stage * As_stage + row * As_row + col)) ^ row % 8 * 16, a_global + row * lda + col, inside);
-        }
-        #pragma unroll
-        for (int i = 0; i < b_moves; ++i) {
-            const int row = i * b_rows, col = 0;
-            const bool inside = block_col + b_col + col < n && b_row + row < depth;
-            cp_async<4 * vec_b>(b_shared + 4 * (stage * Bs_stage + row * Bs_row + col), b_global + row * ldb + col, inside);
-        }
+        TileA::copy(a_shared + 4 * stage * As_stage, a_global, block_row + a_m, m, depth < BK ? a_k : 0, depth);
+        TileB::copy(b_shared + 4 * stage * Bs_stage, b_global, depth < BK ? b_k : 0, depth, block_col + b_n, n);
         a_global += depth;
         b_global += depth * ldb;
     };
@@ -230,8 +272,8 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
 
     // Start to multiply a tile: small products first, so that few additions round a large sum.
     auto multiply = [&](int half, int from, int stage) {
-        const unsigned long long columns_hi = descriptor(&As[stage * As_stage]);
-        const unsigned long long columns_lo = descriptor(&los[from * columns * BK]);
+        const unsigned long long columns_hi = descriptor(shared_address(As + stage * As_stage));
+        const unsigned long long columns_lo = descriptor(shared_address(los + from * columns * BK));
         wgmma_fence();
         #pragma unroll
         for (int kk = 0; kk < slices; ++kk)
@@ -292,28 +334,20 @@ sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __rest
     const int c_row = block_row + lane % 4 * 2;
     const int c_col = block_col + warp * 16 + lane / 4;
     float* const c_lane = C + c_row * ldc + c_col;
+    auto col_of = [](int i) { return i % 4 / 2 * 8; };
+    auto row_of = [](int i) { return i / 4 * 8 + i % 2; };
+    auto place = [&](int i) { return reinterpret_cast<Vector<vec_c>*>(c_lane + row_of(i) * ldc + col_of(i)); };
+    auto inside = [&](int i) { return c_row + row_of(i) < m && c_col + col_of(i) < n; };
     // All of C is read before any of it is written: a read behind a write waits for it.
     Vector<vec_c> old[TN / vec_c] = {};
-    if (beta != 0.0f) {  // C is not read otherwise: it may hold NaN
+    if (beta != 0.0f)  // C is not read otherwise: it may hold NaN
         #pragma unroll
-        for (int i = 0; i < TN; i += vec_c) {
-            const int col = i % 4 / 2 * 8, row = i / 4 * 8 + i % 2;
-            if (c_row + row >= m || c_col + col >= n)
-                continue;
-            old[i / vec_c] = *reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-        }
-    }
+        for (int i = 0; i < TN; i += vec_c)
+            if (inside(i))
+                old[i / vec_c] = *place(i);
     __syncwarp();  // else the compiler lets the reads sink to the writes, to save registers
     #pragma unroll
-    for (int i = 0; i < TN; i += vec_c) {
-        const int col = i % 4 / 2 * 8, row = i / 4 * 8 + i % 2;
-        if (c_row + row >= m || c_col + col >= n)
-            continue;
-        auto* const to = reinterpret_cast<Vector<vec_c>*>(c_lane + row * ldc + col);
-        Vector<vec_c> out;
-        #pragma unroll
-        for (int v = 0; v < vec_c; ++v)
-            out.lane[v] = alpha * acc[0][i + v] + beta * old[i / vec_c].lane[v];
-        *to = out;
-    }
+    for (int i = 0; i < TN; i += vec_c)
+        if (inside(i))
+            *place(i) = output(&acc[0][i], alpha, beta, old[i / vec_c]);
 }

@@ -45,7 +45,7 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -73,6 +73,31 @@ __device__ __forceinline__ void cp_async_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
+__device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
+{
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
+
+// Read what another block wrote: from L2, since the SMs' own caches do not see each other's writes.
+template <int width>
+__device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
+{
+    Vector<width> to;
+    if constexpr (width == 4)
+        asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
+                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3])
+                     : "l"(from)
+                     : "memory");
+    else if constexpr (width == 2)
+        asm volatile("ld.global.cg.v2.f32 { %0, %1 }, [%2];" : "=f"(to.lane[0]), "=f"(to.lane[1]) : "l"(from) : "memory");
+    else
+        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from) : "memory");
+    return to;
+}
+
 // Load past L1 what is read once. Not by the read-only path: such a load may sink below a barrier.
 template <int width>
 __device__ __forceinline__ Vector<width> load_once(const float* from)
@@ -85,19 +110,6 @@ __device__ __forceinline__ Vector<width> load_once(const float* from)
         asm volatile("ld.global.L1::no_allocate.v2.f32 { %0, %1 }, [%2];" : "=f"(to.lane[0]), "=f"(to.lane[1]) : "l"(from));
     else
         asm volatile("ld.global.L1::no_allocate.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from));
-    return to;
-}
-
-// Load what another block wrote: from L2, since L1 does not know of it.
-template <int width>
-__device__ __forceinline__ Vector<width> load_partial(const float* from)
-{
-    Vector<width> to;
-    if constexpr (width == 4)
-        asm volatile("ld.global.cg.v4.f32 { %0, %1, %2, %3 }, [%4];"
-                     : "=f"(to.lane[0]), "=f"(to.lane[1]), "=f"(to.lane[2]), "=f"(to.lane[3]) : "l"(from));
-    else
-        asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(to.lane[0]) : "l"(from));
     return to;
 }
 
@@ -255,11 +267,8 @@ sgemm_skinny(float alpha, const float* __restrict__ A, const float* __restrict__
 
     // The block that finishes a tile last adds up its slices, in their order, and leaves the counter at zero.
     __syncthreads();  // the partial sums of this slice are written
-    unsigned done = 0;
-    if (thread == 0)
-        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                     : "=r"(done) : "l"(reinterpret_cast<unsigned*>(workspace) + tile), "n"(split_k - 1) : "memory");
-    if (!__syncthreads_or(done == split_k - 1))
+    const bool is_last = thread == 0 && count_in(reinterpret_cast<unsigned*>(workspace) + tile, split_k - 1) == split_k - 1;
+    if (!__syncthreads_or(is_last))
         return;
 
     constexpr int vec_o = 4, batch = 2;  // outputs of a vector, vectors that a thread adds up together
@@ -273,7 +282,7 @@ sgemm_skinny(float alpha, const float* __restrict__ A, const float* __restrict__
                 const int o = first_o + b * (num_threads * vec_o);
                 if (outputs % (batch * num_threads * vec_o) != 0 && o >= outputs)
                     continue;
-                const auto piece = load_partial<vec_o>(partials + other * slice_floats + o);
+                const auto piece = load_from_l2(reinterpret_cast<const Vector<vec_o>*>(partials + other * slice_floats + o));
                 #pragma unroll
                 for (int v = 0; v < vec_o; ++v)
                     total[b].lane[v] += piece.lane[v];

@@ -44,7 +44,7 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
-__device__ __forceinline__ unsigned shared_address(const float* pointer)
+__device__ __forceinline__ unsigned shared_address(const void* pointer)
 {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
