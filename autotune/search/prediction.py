@@ -127,9 +127,7 @@ def features(
         else:
             found[name] = part
     if {"tiles", "split_k", "tiles_k"} <= found.keys():
-        blocks = found["tiles"] * found["split_k"]
-        if "blocks" in found:
-            blocks = np.where(found["split_k"] == 0, found["blocks"], blocks)
+        blocks = columns["blocks"][points] if "blocks" in columns else found["tiles"] * found["split_k"]
         found["waves"] = problem.batch * blocks / device.sm_count
         found["steps"] = found["tiles"] * found["tiles_k"] / blocks
     if {"tiles", "BM", "BN"} <= found.keys():
