@@ -192,6 +192,29 @@ def test_bit_functions(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_dot_products(arch: str) -> None:
+    a, b, c = (integers("u4") for _ in range(3))
+    forms = [(f"dp2a.{part}", 16, first) for part, first in (("lo", 0), ("hi", 2))] + [("dp4a", 8, 0)]
+    kinds = [(form, one, other) for form in forms for one in "us" for other in "us"]
+    out = np.zeros(len(kinds) * THREADS, "u4")
+    body = "".join(
+        f'asm("{form[0]}.{one}32.{other}32 %0, %1, %2, %3;"'
+        f' : "=r"(d[i + {n * THREADS}]) : "r"(a[i]), "r"(b[i]), "r"(c[i]));\n'
+        for n, (form, one, other) in enumerate(kinds)
+    )
+    execute(body, a, b, c, out, arch=arch)
+
+    def piece(value: int, width: int, number: int, kind: str) -> int:
+        found = value >> width * number & (1 << width) - 1
+        return found - (1 << width) if kind == "s" and found >> width - 1 else found
+
+    for row, ((_, width, first), one, other) in zip(out.reshape(len(kinds), -1), kinds, strict=True):
+        for x, y, z, found in zip(*(each.tolist() for each in (a, b, c, row)), strict=True):
+            products = [piece(x, width, n, one) * piece(y, 8, first + n, other) for n in range(32 // width)]
+            assert found == (z + sum(products)) % 2**32, (one, other)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_conversions(arch: str) -> None:
     a = floats() * 1000
     a[10:14] = [3e9, -3e9, np.nan, 1e20]

@@ -80,6 +80,17 @@ def multiply24(a: Values, b: Values, part: str) -> Values:
     return (product >> product.dtype.type(16 if part == "hi" else 0)).astype(a.dtype)
 
 
+def dot_product(a: Values, b: Values, c: Values, pieces: int, part: str = "lo") -> Values:
+    """Add to c the products of a's two halves, or four bytes, and as many of b's bytes, from its lower or upper end."""
+    a, b, total = np.asarray(a), np.asarray(b), np.asarray(c)
+    width, first = 32 // pieces, 2 if part == "hi" else 0
+    for piece in range(pieces):  # shifted up and down again, it keeps its sign
+        one = a << a.dtype.type(32 - width * (piece + 1)) >> a.dtype.type(32 - width)
+        other = b << b.dtype.type(24 - 8 * (first + piece)) >> b.dtype.type(24)
+        total = total + np.multiply(one, other).astype(total.dtype)
+    return total
+
+
 def funnel(low: Values, high: Values, amount: Values, side: str, mode: str) -> Values:
     """Return the upper 32 bits of (high, low) shifted left ("l"), or the lower 32 shifted right ("r")."""
     pair = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low).astype(np.uint64)

@@ -39,6 +39,8 @@ mad\.hi<INT>                         k  k k k    add(multiply_high({0}, {1}), {2
 mad\.wide\.[us](16|32)               w  k k w    add(multiply({0}, {1}, dtype={w}), {2})
 mul24\.(?P<part>hi|lo)\.[us]32       k  k k      multiply24({0}, {1}, {part!r})
 mad24\.(?P<part>hi|lo)\.[us]32       k  k k k    add(multiply24({0}, {1}, {part!r}), {2})
+dp2a\.(?P<part>hi|lo)\.[us]32\.[us]32  k  j k k  dot_product({0}, {1}, {2}, 2, {part!r})
+dp4a\.[us]32\.[us]32                 k  j k k    dot_product({0}, {1}, {2}, 4)
 div<INT>                             k  k k      integer_divide({0}, {1})
 rem<INT>                             k  k k      integer_remainder({0}, {1})
 min<INT>                             k  k k      minimum({0}, {1})
