@@ -81,7 +81,7 @@ def multiply24(a: Values, b: Values, part: str) -> Values:
 
 
 def dot_product(a: Values, b: Values, c: Values, pieces: int, part: str = "lo") -> Values:
-    """Return c plus the products of a's halves, or bytes, and as many bytes of b, from its lower or upper end."""
+    """Return c plus products of a's halves, or bytes, with as many bytes of b, its lower or upper ones."""
     a, b, total = np.asarray(a), np.asarray(b), np.asarray(c)
     width, first = 32 // pieces, 2 if part == "hi" else 0
     for piece in range(pieces):  # shifted up and down again, it keeps its sign
