@@ -8,10 +8,11 @@ import pytest
 from made_records import H200, SGEMM, fitted, made
 from stub_gpu import FACTS, measured
 
+from autotune.code import cubins
 from autotune.code.depot import Depot
 from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
-from autotune.tuning.audit import TOLERANCE, audit, staleness
+from autotune.tuning.audit import TOLERANCE, OneWorker, audit, compile_ahead, staleness
 from autotune.values.measurement import Finals, Sustained
 from autotune.values.problem import Problem
 
@@ -95,9 +96,11 @@ def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
 
 def test_a_stale_record_is_proved_and_timed_without_a_search(root):
     stored = record(code_digest="0" * 64, template_digest="1" * 64)
-    finding = audit(stored, Answering(winner=measured(1.0), other=measured(3.0)), Depot(root))
+    worker = Answering(winner=measured(1.0), other=measured(3.0))
+    finding = audit(stored, worker, Depot(root))
     source = render(SGEMM, WINNER, PROBLEM, H200)
     assert finding.state == "stale"
+    assert worker.asked == [["winner", "other"]]  # once: nobody needs the winner's time alone
     assert finding.renewed.config == WINNER
     assert finding.renewed.code_digest == source.code_digest
     assert finding.renewed.template_digest == source.template_digest
@@ -138,6 +141,47 @@ def test_cold_records_are_timed_cold(root):
     worker = Answering(winner=measured(1.0))
     audit(replace(stored, timing=replace(stored.timing, l2="cold")), worker, Depot(root))
     assert worker.started == [(PROBLEM, True)]
+
+
+def kept(config, depot):
+    """Return the machine code on disk."""
+    source = render(SGEMM, config, PROBLEM, H200)
+    return cubins.load(source.text, source.entry, H200.arch, depot=depot)
+
+
+def test_only_what_will_be_measured_is_compiled_ahead(tmp_path):
+    depot = Depot(tmp_path)
+    compile_ahead([record(), replace(record(), family="mine")], H200, depot)
+    assert kept(WINNER, depot) is not None
+    assert kept(OTHER, depot) is None  # the winner may well hold
+    compile_ahead([record(code_digest="0" * 64)], H200, depot)
+    assert kept(OTHER, depot) is not None
+    before = kept(WINNER, depot)
+    audit(record(), Answering(winner=measured(1.0)), depot)
+    assert kept(WINNER, depot) == before  # compile_s too: and seconds: it was not compiled again
+
+
+def test_a_finalist_that_is_no_config_any_more_is_compiled_by_nobody(tmp_path):
+    stored = record(code_digest="0" * 64)
+    gone = replace(stored.runners_up[0], config={**OTHER, "TM": 3})
+    compile_ahead([replace(stored, runners_up=(gone,))], H200, Depot(tmp_path))
+    assert kept(WINNER, Depot(tmp_path)) is not None
+
+
+def test_a_depot_that_keeps_nothing_has_nothing_compiled_ahead(tmp_path):
+    compile_ahead([record()], H200, Depot(tmp_path, limit_bytes=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_serves_record_after_record_until_l2_is_to_be_cold(tmp_path, monkeypatch):
+    starts = tmp_path / "starts"
+    monkeypatch.setenv("STUB_GPU", str(starts))
+    with OneWorker(0, "stub_gpu:serve_counting") as workers:
+        for cold in (False, False, True, True):
+            for problem in (PROBLEM, Problem(32, 32, 32)):
+                with workers(problem, cold) as gpu:
+                    assert gpu.ready() == FACTS
+    assert len(starts.read_text().split()) == 2
 
 
 def test_staleness_needs_no_gpu(root):

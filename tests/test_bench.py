@@ -436,7 +436,7 @@ def test_the_machine_code_is_kept_and_found_again(root):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GpuWorker, "compare", compare)
         bench([shape("first")], root=root, service=STUB)
-        patch.setattr("autotune.report.bench.CompilePool.submit", None)
+        patch.setattr("autotune.code.pool.CompilePool.submit", None)
         bench([shape("second")], root=root, service=STUB)
     assert compared[0] == compared[1]
     assert compared[0].startswith(b"\x7fELF")

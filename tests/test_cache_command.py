@@ -129,15 +129,18 @@ class Machine:
         from autotune.errors import Rejected
         from autotune.values.measurement import Finals
 
+        self.started = started = []
+
         class Worker:
-            def __init__(self, ordinal, problem, *, cold=False):
-                pass
+            def __init__(self, ordinal, problem, *, cold, service):
+                self.turns = [problem]
+                started.append(self)
 
-            def __enter__(self):
-                return self
+            def turn_to(self, problem):
+                self.turns.append(problem)
 
-            def __exit__(self, *details):
-                return None
+            def close(self):
+                self.closed = True
 
             def ready(self):
                 return stub_gpu.FACTS
@@ -149,20 +152,24 @@ class Machine:
                 return Rejected("crash", "the GPU worker died")
 
         monkeypatch.setattr("autotune.values.device.current_device", lambda ordinal: H200)
-        monkeypatch.setattr("autotune.measure.worker.GpuWorker", Worker)
+        monkeypatch.setattr("autotune.tuning.audit.GpuWorker", Worker)
 
 
 def test_verify_writes_anew_what_changed(run, root, monkeypatch):
     from stub_gpu import measured
 
-    Machine(monkeypatch, measured(2.0))
+    machine = Machine(monkeypatch, measured(2.0))
     path = Store(root).write(made(ONE))
+    Store(root).write(made(TWO, ms=2.0))
     other = Store(root).write(made(ONE, device=named_device("a100")))
     before = path.read_text()
     code, out, _ = run("verify", "--dry-run")
     assert (code, path.read_text()) == (0, before)
     assert "slower   NVIDIA_H200/sgemm_f32_nn_m64" in out
     assert "by more than 5 %: 1 ms then, 2 ms now" in out
+    (worker,) = machine.started
+    assert sorted(worker.turns, key=str) == sorted([ONE, TWO], key=str)
+    assert worker.closed
     code, out, _ = run("verify")
     assert code == 0
     assert "written anew" in out

@@ -175,3 +175,16 @@ def test_machine_code_of_another_build_is_not_taken_for_this_one(binary, compile
     assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="13.0.88", depot=depot) != before
     assert len(compiles) == 1
     assert cubins.load_or_compile(TEXT, "twice", ARCH, nvrtc="13.0.48", depot=depot) == before
+
+
+def test_many_are_found_or_compiled_side_by_side(binary, tmp_path):
+    depot = Depot(tmp_path)
+    other, wrong = TEXT.replace("2.0f", "3.0f"), TEXT.replace("x[", "y[")
+    cubins.put(TEXT, binary, ARCH, depot=depot)
+    wanted = {"kept": (TEXT, "twice", None), "new": (other, "twice", None), "wrong": (wrong, "twice", None)}
+    wanted["measured"] = (TEXT, "twice", binary.nvrtc)
+    outcomes = dict(cubins.load_or_compile_all(wanted, ARCH, depot=depot, workers=2, timeout_s=60))
+    assert outcomes["kept"] == outcomes["measured"] == binary
+    assert outcomes["kept"].seconds == binary.seconds  # found, not compiled
+    assert outcomes["new"] == cubins.load(other, "twice", ARCH, depot=depot)
+    assert isinstance(outcomes["wrong"], Rejected)

@@ -162,8 +162,7 @@ def verify_command(
     finalist of its search can take its place. Records of other GPUs are only read and rendered. Exit code 1
     when something failed or could not be read.
     """
-    from autotune.measure.worker import GpuWorker
-    from autotune.tuning.audit import TOLERANCE, audit
+    from autotune.tuning.audit import TOLERANCE, OneWorker, audit, compile_ahead
     from autotune.values.device import current_device
 
     broken: list[str] = []
@@ -185,30 +184,33 @@ def verify_command(
         device = None
         click.echo(f"nothing is timed: {error}", err=True)
     rows, failures = [], len(broken)
-    for entry in entries:
-        here = device is not None and _is_of(entry.record, device)
-        state: str
-        try:
-            if here:
-                finding = audit(
-                    entry.record,
-                    lambda task, cold: GpuWorker(ordinal or 0, task, cold=cold),
-                    store.depot,
-                    tolerance=TOLERANCE if tolerance is None else tolerance,
-                )
-                state, why = finding.state, finding.why
-                failures += state == "failed"
-                done = "" if dry_run else _act(entry, finding, store)
-                row = {"before_ms": finding.before_ms, "now_ms": finding.now_ms, "done": done}
-            else:
-                state, why, done, row = *_read_only(entry, store), "", {}
-        except SpaceError as error:
-            state, why, done, row = "unknown", str(error), "", {}
-        rows.append({"path": str(entry.path), "state": state, "why": why, **row})
-        if not as_json:
-            told = "; ".join(part for part in (why, done) if part)
-            name = printable(f"{entry.path.parent.name}/{entry.path.name}")
-            click.echo(f"{state:<8} {name}{f': {told}' if told else ''}")
+    here = [entry for entry in entries if device is not None and _is_of(entry.record, device)]
+    if device is not None:
+        compile_ahead([entry.record for entry in here], device, store.depot)
+    with OneWorker(ordinal or 0) as workers:
+        for entry in entries:
+            state: str
+            try:
+                if entry in here:
+                    finding = audit(
+                        entry.record,
+                        workers,
+                        store.depot,
+                        tolerance=TOLERANCE if tolerance is None else tolerance,
+                    )
+                    state, why = finding.state, finding.why
+                    failures += state == "failed"
+                    done = "" if dry_run else _act(entry, finding, store)
+                    row = {"before_ms": finding.before_ms, "now_ms": finding.now_ms, "done": done}
+                else:
+                    state, why, done, row = *_read_only(entry, store), "", {}
+            except SpaceError as error:
+                state, why, done, row = "unknown", str(error), "", {}
+            rows.append({"path": str(entry.path), "state": state, "why": why, **row})
+            if not as_json:
+                told = "; ".join(part for part in (why, done) if part)
+                name = printable(f"{entry.path.parent.name}/{entry.path.name}")
+                click.echo(f"{state:<8} {name}{f': {told}' if told else ''}")
     if as_json:
         rows += [{"path": None, "state": "broken", "why": why} for why in broken]
         click.echo(json.dumps(rows, indent=2))

@@ -11,16 +11,21 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from autotune.code import nvrtc as library
 from autotune.code.compiler import OPTIONS, Binary
 from autotune.code.depot import Depot, depot_key
+from autotune.code.pool import CompilePool
 from autotune.code.render import code_of
 from autotune.code.single import compile_bounded
-from autotune.errors import Rejected
+from autotune.errors import MachineFault, Rejected
 
 _FORMAT = 1
 _LINES = "-lineinfo"
+K = TypeVar("K", bound=Hashable)
+
 _compiling = threading.Lock()  # of several threads that want one text, one compiles it
 
 
@@ -96,11 +101,7 @@ def load_or_compile(
     Raises:
         ToolchainError: NVRTC is needed and missing, or refuses the architecture; or the compiler is killed.
     """
-    if nvrtc is not None:
-        found = load(text, entry, arch, nvrtc=nvrtc, options=options, depot=depot)
-        if found is not None:
-            return found
-    found = load(text, entry, arch, options=options, depot=depot)
+    found = _found(text, entry, arch, nvrtc, options, depot)
     if found is not None:
         return found
     with _compiling:
@@ -111,6 +112,54 @@ def load_or_compile(
         if isinstance(binary, Binary):
             put(text, binary, arch, options=options, depot=depot)
         return binary
+
+
+def load_or_compile_all(
+    wanted: Mapping[K, tuple[str, str, str | None]],
+    arch: str,
+    *,
+    depot: Depot,
+    workers: int,
+    timeout_s: float,
+) -> Iterator[tuple[K, Binary | Rejected | MachineFault]]:
+    """Find binaries on disk, else compile them side by side and keep them; yield each as soon as it is there.
+
+    Args:
+        wanted: Of each: text, entry, and the version of NVRTC whose binary goes first if there is one.
+        arch: Architecture to compile for, such as "sm_90".
+        depot: Where they are kept.
+        workers: Processes at most.
+        timeout_s: Limit of one compile, seconds.
+
+    Raises:
+        ToolchainError: NVRTC is needed and missing, or refuses the architecture.
+        MachineError: No process can be started.
+    """
+    with CompilePool(workers, timeout_s) as pool:
+        for key, (text, entry, nvrtc) in wanted.items():
+            found = _found(text, entry, arch, nvrtc, (), depot)
+            if found is None:
+                pool.submit(key, text, entry, arch)
+            else:
+                yield key, found
+        while pool.pending:
+            binary: Binary | Rejected | MachineFault
+            done: Any
+            for done, binary in pool.collect(1.0):
+                if isinstance(binary, Binary):
+                    put(wanted[done][0], binary, arch, depot=depot)
+                yield done, binary
+
+
+def _found(
+    text: str, entry: str, arch: str, nvrtc: str | None, options: tuple[str, ...], depot: Depot
+) -> Binary | None:
+    """Find the binary of a version of NVRTC, else that of this machine's."""
+    if nvrtc is not None:
+        found = load(text, entry, arch, nvrtc=nvrtc, options=options, depot=depot)
+        if found is not None:
+            return found
+    return load(text, entry, arch, options=options, depot=depot)
 
 
 def installed_version(depot: Depot) -> str:

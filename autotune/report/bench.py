@@ -17,7 +17,7 @@ from autotune import records
 from autotune.code import cubins
 from autotune.code.compiler import Binary, nvrtc_version
 from autotune.code.depot import Depot
-from autotune.code.pool import CompilePool, default_workers
+from autotune.code.pool import default_workers
 from autotune.errors import AutotuneError, DeviceError, MachineFault, Rejected, ToolchainError
 from autotune.kernel.best import expected
 from autotune.kernel.choices import Choice, Choices
@@ -428,30 +428,19 @@ def _compiled(
 
     All of it before anything is timed: compilers would disturb the timing.
     """
-    binaries: dict[Any, Binary | Rejected | MachineFault] = {}
-    key: Any
-    with CompilePool(default_workers(), COMPILE_TIMEOUT_S) as pool:
-        for index, winner in enumerate(winners):
-            if winner is None:
-                meter.step()
-                continue
-            source = winner.source
-            measured_with = [winner.record.toolchain.nvrtc] if winner.record is not None else []
-            for nvrtc in (*measured_with, None):
-                kept = cubins.load(source.text, source.entry, arch, nvrtc=nvrtc, depot=depot)
-                if kept is not None:
-                    binaries[index] = kept
-                    meter.step()
-                    break
-            else:
-                pool.submit((index, source.text), source.text, source.entry, arch)
-        while pool.pending:
-            for key, binary in pool.collect(1.0):
-                index, text = key
-                binaries[index] = binary
-                meter.step()
-                if isinstance(binary, Binary):
-                    cubins.put(text, binary, arch, depot=depot)
+    wanted = {}
+    for index, winner in enumerate(winners):
+        if winner is None:
+            meter.step()
+            continue
+        measured_with = None if winner.record is None else winner.record.toolchain.nvrtc
+        wanted[index] = winner.source.text, winner.source.entry, measured_with
+    binaries = {}
+    for index, binary in cubins.load_or_compile_all(
+        wanted, arch, depot=depot, workers=default_workers(), timeout_s=COMPILE_TIMEOUT_S
+    ):
+        binaries[index] = binary
+        meter.step()
     return binaries
 
 

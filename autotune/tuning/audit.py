@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from autotune import records
 from autotune.code import cubins
+from autotune.code.compiler import Binary
 from autotune.code.depot import Depot
+from autotune.code.pool import default_workers
+from autotune.code.render import Source
+from autotune.code.single import ALONE_TIMEOUT_S
 from autotune.code.sources import rendered
-from autotune.errors import ConfigError, Rejected, SpaceError
+from autotune.errors import ConfigError, MachineError, MachineFault, Rejected, SpaceError
 from autotune.measure.worker import GpuWorker
 from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.space.space import Space
 from autotune.tuning.built import Built
 from autotune.tuning.finals import SUSTAINED_S
-from autotune.values.device import known_devices
+from autotune.values.device import Device, known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 from autotune.values.problem import Problem
 
@@ -25,7 +30,8 @@ TOLERANCE = 0.05  # of the stored time: the same kernel differs by this from day
 TIMEOUT_S = 300.0
 
 State = Literal["holds", "slower", "faster", "stale", "failed"]
-Workers = Callable[[Problem, bool], GpuWorker]
+Workers = Callable[[Problem, bool], AbstractContextManager[GpuWorker]]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,45 @@ class Finding:
     before_ms: float
     now_ms: float | None
     renewed: Record | None
+
+
+class OneWorker:
+    """Lends `audit` one worker for record after record; where L2 is to be in another state it is replaced.
+
+    Args:
+        ordinal: CUDA ordinal of the GPU.
+        service: What the worker's child runs.
+    """
+
+    def __init__(self, ordinal: int, service: str = "autotune.measure.service:serve") -> None:
+        self._ordinal = ordinal
+        self._service = service
+        self._worker: GpuWorker | None = None
+        self._cold = False
+
+    @contextmanager
+    def __call__(self, problem: Problem, cold: bool) -> Iterator[GpuWorker]:
+        """Lend the worker, once it measures a problem with operands in L2 or not."""
+        if self._worker is not None and cold == self._cold:
+            self._worker.turn_to(problem)
+        else:
+            self.close()
+            self._worker, self._cold = (
+                GpuWorker(self._ordinal, problem, cold=cold, service=self._service),
+                cold,
+            )
+        yield self._worker
+
+    def close(self) -> None:
+        """End the worker's process."""
+        if self._worker is not None:
+            self._worker.close()
+
+    def __enter__(self) -> OneWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def staleness(record: Record, depot: Depot) -> str | None:
@@ -74,7 +119,7 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
 
     Args:
         record: Measured, of this machine's GPU.
-        workers: Makes the worker for a problem, and for cold operands or not.
+        workers: Lend the worker for a problem, and for cold operands or not, such as `OneWorker`.
         depot: For what was compiled.
         tolerance: Share of the stored time within which it holds.
 
@@ -87,18 +132,21 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
     space, before = Space.load(record.family), record.timing.median_ms
     with workers(record.problem, record.timing.l2 == "cold") as gpu:
         facts = gpu.ready()
-        winner = _contestant(space, record.config, record, facts, depot)
-        finals = _measured([winner], gpu)
-        outcome: MeasuredTrial | Rejected = winner if isinstance(winner, Rejected) else finals.outcomes[0]
+        contestants = _built(space, [record.config], record, facts.device, depot)
+        winner = contestants[0]
         stale = isinstance(winner, Built) and (
             records.serves(record, facts.device, record.problem, winner.source) is not None
         )
+        others = [each.config for each in record.runners_up]
+        if stale or isinstance(winner, Rejected):
+            contestants += _built(space, others, record, facts.device, depot)
+        finals = _measured(contestants, gpu)
+        outcome: MeasuredTrial | Rejected = winner if isinstance(winner, Rejected) else finals.outcomes[0]
         now = outcome.timing.median_ms if isinstance(outcome, MeasuredTrial) else None
         if now is not None and not stale and abs(now - before) <= tolerance * before:
             return Finding("holds", "", before, now, record)
-        others = [_contestant(space, finalist.config, record, facts, depot) for finalist in record.runners_up]
-        contestants = [winner, *others]
-        if others:
+        if others and len(contestants) == 1:
+            contestants += _built(space, others, record, facts.device, depot)
             finals = _measured(contestants, gpu)
         renewed = _renewed(record, contestants, finals, facts, gpu)
     if isinstance(outcome, Rejected):
@@ -117,18 +165,78 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
     )
 
 
-def _contestant(
-    space: Space, values: Mapping[str, int | str], record: Record, facts: GpuFacts, depot: Depot
-) -> Built | Rejected:
+def compile_ahead(stored: Iterable[Record], device: Device, depot: Depot) -> None:
+    """Compile what `audit` will need of records of a device, all side by side, before anything is timed.
+
+    What does not compile is told by `audit`.
+
+    Raises:
+        ToolchainError: NVRTC is missing.
+    """
+    if not depot.limit_bytes:
+        return  # it would be compiled again
+    wanted = {}
+    for record in stored:
+        for source in _needed(record, device, depot):
+            wanted[source.text] = source.text, source.entry, record.toolchain.nvrtc
+    for _ in _all_compiled(wanted, device, depot):
+        pass
+
+
+def _needed(record: Record, device: Device, depot: Depot) -> Iterator[Source]:
+    """Yield a record's kernel and, where it is not that of then, those of the finalists."""
     try:
-        config = space.config(values)
-        source = rendered(space, config, record.problem, facts.device, depot=depot)
+        space = Space.load(record.family)
+    except SpaceError:
+        return
+    winner = _source(space, record.config, record, device, depot)
+    if isinstance(winner, Source):
+        yield winner
+        if records.serves(record, device, record.problem, winner) is None:
+            return
+    for finalist in record.runners_up:
+        source = _source(space, finalist.config, record, device, depot)
+        if isinstance(source, Source):
+            yield source
+
+
+def _source(
+    space: Space, values: Mapping[str, int | str], record: Record, device: Device, depot: Depot
+) -> Source | Rejected:
+    try:
+        return rendered(space, space.config(values), record.problem, device, depot=depot)
     except (ConfigError, SpaceError) as error:
         return Rejected("constraint", str(error))
-    binary = cubins.load_or_compile(
-        source.text, source.entry, facts.device.arch, nvrtc=record.toolchain.nvrtc, depot=depot
+
+
+def _built(
+    space: Space, configs: Sequence[Mapping[str, int | str]], record: Record, device: Device, depot: Depot
+) -> list[Built | Rejected]:
+    """Render and compile configs of a record's family; those that it rejects keep their place."""
+    sources = [_source(space, values, record, device, depot) for values in configs]
+    built: dict[int, Built | Rejected] = {
+        place: source for place, source in enumerate(sources) if isinstance(source, Rejected)
+    }
+    wanted = {
+        place: (source.text, source.entry, record.toolchain.nvrtc)
+        for place, source in enumerate(sources)
+        if isinstance(source, Source)
+    }
+    for place, binary in _all_compiled(wanted, device, depot):
+        source = sources[place]
+        assert isinstance(source, Source)
+        if isinstance(binary, MachineFault):
+            raise MachineError(f"kernel {source.entry} cannot be compiled now: {binary.why}")
+        built[place] = Built(source, binary) if isinstance(binary, Binary) else binary
+    return [built[place] for place in range(len(configs))]
+
+
+def _all_compiled(
+    wanted: Mapping[K, tuple[str, str, str | None]], device: Device, depot: Depot
+) -> Iterator[tuple[K, Binary | Rejected | MachineFault]]:
+    return cubins.load_or_compile_all(
+        wanted, device.arch, depot=depot, workers=default_workers(spare=0), timeout_s=ALONE_TIMEOUT_S
     )
-    return binary if isinstance(binary, Rejected) else Built(source, binary)
 
 
 def _measured(contestants: Sequence[Built | Rejected], gpu: GpuWorker) -> Finals:
