@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # The tests that need a GPU, in parts of at most five minutes each.
-gpu_kernels := tests/gpu/test_kernel_on_gpu.py tests/gpu/test_export_on_gpu.py
+gpu_kernels := tests/gpu/test_kernel_on_gpu.py tests/gpu/test_export_on_gpu.py tests/gpu/test_turns_on_gpu.py
 gpu_numbers := tests/gpu/test_simulator_on_gpu.py tests/gpu/test_tf32_on_gpu.py tests/gpu/test_fp16_on_gpu.py
 gpu_large := tests/gpu/test_large_on_gpu.py tests/gpu/test_batch_on_gpu.py
 gpu_sanitizer := tests/gpu/test_sanitizer.py

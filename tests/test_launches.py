@@ -58,6 +58,32 @@ def test_a_fault_ends_the_sequence(ptx):
     assert not c.any()
 
 
+WAITS = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (f"{WAITS} C[threadIdx.x] = 1.0f;", None),
+        (f"float* const to = C + threadIdx.x; {WAITS} *to = 1.0f;", None),
+        (f"C[threadIdx.x] = 1.0f; {WAITS}", "st.global.u32 stands before"),
+        (f"const float x = *(volatile float*)C; {WAITS} C[threadIdx.x] = x;", "ld.volatile.global.f32 stands"),
+        (f"if (blockIdx.x > 7) return; {WAITS} C[threadIdx.x] = 1.0f;", "bra stands before"),
+        ("C[threadIdx.x] = 1.0f;", "st.global.u32 stands before griddepcontrol.wait"),
+    ],
+)
+def test_a_kernel_that_is_launched_early_waits_first(body, why):
+    text = f'extern "C" __global__ void fill(float* C) {{ {body} }}'
+    binary = compile_text(text, "fill", "sm_90", ("-lineinfo",))
+    assert isinstance(binary, Binary), binary
+    kernels = (KernelLaunch("fill", (1, 1, 1), (32, 1, 1), 0, ("c",)),)
+    c = np.zeros(32, np.float32)
+    assert not run_launch(binary.ptx, Launch(kernels), {"c": c}).faults
+    faults = run_launch(binary.ptx, Launch(kernels, waits=True), {"c": c}).faults
+    assert [each.kind for each in faults] == ([] if why is None else ["early-access"])
+    assert why is None or why in faults[0].message
+
+
 def test_a_launch_says_who_takes_its_workspace():
     with pytest.raises(RecordError, match="at least one kernel"):
         Launch(())

@@ -6,7 +6,6 @@ converted.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import re
 import sys
@@ -23,21 +22,13 @@ from autotune.kernel.captures import LEGACY_DEFAULT, is_capturing
 from autotune.kernel.libraries import Taken, cupy_stream, take
 from autotune.kernel.once import Once
 from autotune.kernel.workspaces import PER_THREAD_DEFAULT, Workspaces, current, workspaces_of
+from autotune.measure.calls import Calls, Start
 from autotune.values.device import Device, current_device
 from autotune.values.faults import known_fault
-from autotune.values.measurement import Argument, KernelLaunch, Launch
+from autotune.values.measurement import Launch
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute of cuda.h
 _INVALID_CONTEXT = 201  # CUresult
-_PLACES: dict[Argument, int] = {
-    "a": 0,
-    "b": 8,
-    "c": 16,
-    "workspace": 24,
-    "prepared": 32,
-    "alpha": 40,
-    "beta": 44,
-}
 _numbers = itertools.count()  # of loaded kernels
 
 
@@ -196,20 +187,15 @@ class CudaLaunch:
         kept: Any = None,
     ) -> None:
         self._ordinal = ordinal
-        self._kernels = launch.kernels
-        self._geometries = [
-            (function, *each.grid, *each.block, each.shared_bytes)
-            for function, each in zip(functions, launch.kernels, strict=True)
-        ]
+        self._launch, self._functions, self._driver = launch, functions, driver
         self._workspace_bytes, self._zeroed = launch.workspace_bytes, launch.zeroed_bytes
-        self._launch_kernel = driver.launchKernel
         self._errors: tuple[type[Exception], ...] = (driver.CUDADriverError, runtime.CUDARuntimeError)
         self._runtime = runtime
         self._kept = kept
         self._number = next(_numbers)
         self._of_streams: dict[int, Workspaces] = {}
         self._is_capturing = runtime.streamIsCapturing
-        self._buffers: list[_Arguments] = []
+        self._spare: list[Calls] = []
 
     def __call__(
         self, a: int, b: int, c: int, alpha: float, beta: float, stream: int, prepared: int = 0, /
@@ -228,12 +214,12 @@ class CudaLaunch:
         Raises:
             DeviceError: The driver refuses the launch.
         """
-        buffers = self._buffers
+        spare = self._spare
         try:
-            arguments = buffers.pop()  # one of its own for every launch under way: threads share no buffer
+            calls = spare.pop()  # arguments of its own for every launch under way: threads share none
         except IndexError:
-            arguments = _Arguments(self._kernels, self._geometries)
-        addresses, scalars = arguments.addresses, arguments.scalars
+            calls = Calls(self._launch, self._functions, self._driver)
+        addresses, scalars = calls.addresses, calls.scalars
         addresses[0] = a
         addresses[1] = b
         addresses[2] = c
@@ -252,15 +238,15 @@ class CudaLaunch:
                 addresses[3] = workspaces.places.get(self._number) or workspaces.place(
                     self._number, self._workspace_bytes, self._zeroed
                 )
-            for geometry, pointers in arguments.launches:
+            for start in calls.starts:
                 try:
-                    self._launch_kernel(*geometry, stream, pointers, 0)
+                    start(stream)
                 except self._errors as error:
-                    self._launch_again(error, geometry, stream, pointers)
+                    self._start_again(error, start, stream)
         finally:
             if workspaces is not None:
                 workspaces.lock.release()
-        buffers.append(arguments)
+        spare.append(calls)
 
     def _workspaces(self, stream: int) -> Workspaces:
         """Return those of a stream that is new or captured, and remember the ones that are no graph's."""
@@ -270,7 +256,7 @@ class CudaLaunch:
             self._of_streams[stream] = found
         return found
 
-    def _launch_again(self, error: Exception, geometry: tuple[int, ...], stream: int, pointers: int) -> None:
+    def _start_again(self, error: Exception, start: Start, stream: int) -> None:
         """Make the kernel's GPU current and repeat the launch, if that can have been what was missing.
 
         Raises:
@@ -280,7 +266,7 @@ class CudaLaunch:
             elsewhere = self._runtime.getDevice() != self._ordinal
             if elsewhere or getattr(error, "status", None) == _INVALID_CONTEXT:
                 with current(self._runtime, self._ordinal):
-                    self._launch_kernel(*geometry, stream, pointers, 0)
+                    start(stream)
                 return
         except self._errors as again:
             error = again
@@ -290,30 +276,3 @@ class CudaLaunch:
     def __del__(self) -> None:
         with suppress(Exception), current(self._runtime, self._ordinal):  # others may be capturing just now
             self._kept = None
-
-
-class _Arguments:
-    """The arguments of one multiplication in memory, and arrays of pointers to them for the driver.
-
-    Attributes:
-        addresses: Of A, B, C, the workspace and what B was prepared into; may be written.
-        scalars: alpha and beta; may be written.
-        launches: Function, grid, block and shared memory of each kernel, and the address of its pointers.
-    """
-
-    __slots__ = ("_memory", "addresses", "launches", "scalars")
-
-    def __init__(self, kernels: Sequence[KernelLaunch], geometries: Sequence[tuple[int, ...]]) -> None:
-        names = [name for each in kernels for name in each.arguments]
-        self._memory = (ctypes.c_uint64 * (6 + len(names)))()  # 5 addresses, 2 floats, pointers
-        start = ctypes.addressof(self._memory)
-        whole = memoryview(self._memory).cast("B")
-        self.addresses = whole[:40].cast("Q")
-        self.scalars = whole[40:48].cast("f")
-        self.launches = []
-        for number, name in enumerate(names):
-            self._memory[6 + number] = start + _PLACES[name]
-        following = start + 48
-        for each, geometry in zip(kernels, geometries, strict=True):
-            self.launches.append((geometry, following))
-            following += 8 * len(each.arguments)

@@ -12,6 +12,7 @@ import numpy as np
 from cupy.cuda import Event, Memory, Module, Stream, driver, get_elapsed_time, runtime
 from numpy.typing import NDArray
 
+from autotune.measure.calls import Calls
 from autotune.values.measurement import Launch, Method
 
 CUDA_ERRORS: tuple[type[Exception], ...] = (runtime.CUDARuntimeError, driver.CUDADriverError)
@@ -110,8 +111,8 @@ class LoadedModule:
         self._module = Module()
         self._module.load(cubin)
 
-    def kernel(self, entry: str, shared_bytes: int = 0) -> Callable[..., None]:
-        """Return ``launch(grid, block, *arguments)`` for one kernel, which enqueues it.
+    def function(self, entry: str, shared_bytes: int = 0) -> Any:
+        """Return one kernel, as CuPy has it.
 
         Args:
             entry: ``extern "C"`` name.
@@ -120,7 +121,11 @@ class LoadedModule:
         function = self._module.get_function(entry)
         if shared_bytes > 0:
             driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
-        stream = self._gpu.stream
+        return function
+
+    def kernel(self, entry: str, shared_bytes: int = 0) -> Callable[..., None]:
+        """Return ``launch(grid, block, *arguments)`` for one kernel, which enqueues it; see `function`."""
+        function, stream = self.function(entry, shared_bytes), self._gpu.stream
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], *arguments: Argument) -> None:
             function(grid, block, arguments, shared_bytes, stream)
@@ -136,22 +141,22 @@ class Multiplication:
     """
 
     def __init__(self, gpu: Gpu, cubin: bytes, launch: Launch) -> None:
-        module = LoadedModule(gpu, cubin)
-        self._kernels = [(each, module.kernel(each.entry, each.shared_bytes)) for each in launch.kernels]
-        self.kernels = len(self._kernels)
-        self._workspace = 0
+        self._module = LoadedModule(gpu, cubin)
+        functions = [self._module.function(each.entry, each.shared_bytes) for each in launch.kernels]
+        self._calls = Calls(launch, [each.ptr for each in functions], driver)
+        self._stream, self.kernels = gpu.stream.ptr, len(functions)
         if launch.workspace_bytes:
             self._memory = gpu.allocate(launch.workspace_bytes)
             gpu.fill(self._memory.ptr, 0, launch.zeroed_bytes)
-            self._workspace = self._memory.ptr
+            self._calls.addresses[3] = self._memory.ptr
 
     def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> None:
         """Enqueue one call."""
-        given: dict[str, np.generic] = {"alpha": np.float32(alpha), "beta": np.float32(beta)}
-        addresses = {"a": a, "b": b, "c": c, "workspace": self._workspace}
-        given |= {name: np.uint64(address) for name, address in addresses.items()}
-        for each, enqueue in self._kernels:
-            enqueue(each.grid, each.block, *(given[name] for name in each.arguments))
+        addresses, scalars = self._calls.addresses, self._calls.scalars
+        addresses[0], addresses[1], addresses[2] = a, b, c
+        scalars[0], scalars[1] = alpha, beta
+        for start in self._calls.starts:
+            start(self._stream)
 
 
 class EventTimer:

@@ -16,6 +16,7 @@ FaultKind = Literal[
     "uninitialised-read",
     "async-copy",
     "async-product",
+    "early-access",
     "early-exit",
     "divergent-barrier",
     "divergent-warp",
@@ -41,6 +42,7 @@ class Fault:
             of an argument marked as unwritten, where nothing wrote),
             async-copy (data of ``cp.async`` used before its wait, or before a barrier in another thread),
             async-product (operands of ``wgmma`` changed before its wait, or not fenced before it),
+            early-access (a kernel that is launched while those before it run does not first wait for them),
             early-exit (a block of a cluster ends while others may still access its shared memory),
             divergent-barrier (the threads of a block wait at different barriers), divergent-warp (a warp
             operation waits for lanes that never arrive), write-conflict (two blocks store to one global

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import numpy as np
 
 from autotune.simulator import Report, run_ptx
+from autotune.simulator.faults import Fault
+from autotune.simulator.opcodes import is_control
+from autotune.simulator.program import load_program
 from autotune.values.measurement import Argument, Launch
 from autotune.values.problem import FLOAT_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_ACCESSES = ("ld", "ldu", "st", "atom", "red", "cp", "prefetch", "call")
+_OWN = {"param", "shared", "local"}  # memory that no other kernel sees
 
 
 class Options(TypedDict, total=False):
@@ -59,6 +65,8 @@ def run_launch(
     """
     c = values.get("c")
     for each in launch.kernels:
+        if launch.waits and (fault := _early(ptx, each.entry)) is not None:
+            return Report((fault,))
         unwritten = [c] if c_unwritten and "c" in each.arguments and isinstance(c, np.ndarray) else []
         c_unwritten &= not unwritten
         report = run_ptx(
@@ -74,3 +82,14 @@ def run_launch(
         if report.faults:
             break
     return report
+
+
+def _early(ptx: str, entry: str) -> Fault | None:
+    """Return the fault of a kernel that branches or accesses memory before it waits for those before it."""
+    for x in load_program(ptx, entry).kernel.instructions:
+        if x.parts[:2] == ("griddepcontrol", "wait") and x.predicate is None:
+            return None
+        if is_control(x) or (x.parts[0] in _ACCESSES and _OWN.isdisjoint(x.parts)):
+            break
+    why = f"kernel {entry} may run beside those before it, and {x.opcode} stands before griddepcontrol.wait"
+    return Fault("early-access", why, x.line or None, (0, 0, 0), (0, 0, 0))

@@ -465,13 +465,19 @@ class Space:
             arguments: tuple[Argument, ...] = (*ARGUMENTS, "prepared") if prepared_bytes else ARGUMENTS
             last = tuple(replace(each, arguments=arguments) for each in last)
         kernels = (*_launched(file.before, numbers), *last)
-        return Launch(kernels, workspace_bytes, scratch_bytes, prepared_bytes)
+        return Launch(kernels, workspace_bytes, scratch_bytes, prepared_bytes, self._waits(numbers))
 
     def preparation(self, config: Config, problem: Problem, device: Device) -> Launch | None:
         """Return what prepares a B for any number of products; None where the family prepares none."""
         numbers = self._numbers(config, problem, device)
         size = self._prepared_bytes(problem, numbers)
-        return Launch((*_launched(self._file.prepare, numbers),), prepared_bytes=size) if size else None
+        if not size:
+            return None
+        kernels = (*_launched(self._file.prepare, numbers),)
+        return Launch(kernels, prepared_bytes=size, waits=self._waits(numbers))
+
+    def _waits(self, numbers: Mapping[str, Any]) -> bool:
+        return self._file.waits is not None and bool(self._file.waits(numbers))
 
     def _prepared_bytes(self, problem: Problem, numbers: Mapping[str, Any]) -> int:
         stated = self._file.prepared_bytes

@@ -37,7 +37,7 @@ LIMITS = (
 LAUNCH = ("grid", "block", "shared_bytes")
 OPTIONAL = (  # may be left out of [launch]
     *("grid_y", "grid_z", "block_y"),
-    *("workspace_bytes", "scratch_bytes", "prepared_bytes"),
+    *("workspace_bytes", "scratch_bytes", "prepared_bytes", "waits"),
 )
 SERVES = ("math", "when")
 FALLBACK = ("family", "unless")
@@ -114,6 +114,7 @@ class SpaceFile:
         workspace_bytes: Bytes of workspace that a launch needs; None for none.
         scratch_bytes: How many of them, the last, need not be zero before the first launch; None for none.
         prepared_bytes: Bytes of a B that is prepared for any number of products; None where none can be.
+        waits: Whether each kernel first waits for those before it on the stream; None for no.
         before: Kernels that are launched before that of the product.
         prepare: Kernels that prepare a B.
         fallback: The family that computes what this one's kernel leaves; None for none.
@@ -148,6 +149,7 @@ class SpaceFile:
     workspace_bytes: Expression | None
     scratch_bytes: Expression | None
     prepared_bytes: Expression | None
+    waits: Expression | None
     before: tuple[Before, ...]
     prepare: tuple[Before, ...]
     fallback: Fallback | None

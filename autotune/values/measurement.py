@@ -52,6 +52,8 @@ class Launch:
         scratch_bytes: So many of its last bytes may hold anything; all others are zero before the first
             multiplication.
         prepared_bytes: Device memory that B is prepared into, by this launch or by one before; 0 for none.
+        waits: Each kernel first waits for those before it on the stream (griddepcontrol.wait), so that it may
+            be launched while they run.
 
     Raises:
         RecordError: There is no kernel, or the workspace is taken by none, or has no size.
@@ -61,6 +63,7 @@ class Launch:
     workspace_bytes: Count = 0
     scratch_bytes: Annotated[int, Limit(least=0, omitted=True)] = 0
     prepared_bytes: Annotated[int, Limit(least=0, omitted=True)] = 0
+    waits: Annotated[bool, Limit(omitted=True)] = False
 
     def __post_init__(self) -> None:
         if not self.kernels:

@@ -158,9 +158,20 @@ __device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
     return to;
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 1)
-sgemm(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
 {
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
+sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* workspace)
+{
+    wait_for_turn();
     extern __shared__ __align__(16) float shared[];
     float* const As = shared;                      // [stages][BM][As_row]
     float* const Bs = shared + stages * As_stage;  // [stages][BN][Bs_row]

@@ -41,6 +41,16 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
+{
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
 // What was found out about the rows of an operand in one slice of k, scaled so that the largest element of a row is in
 // [2^14, 2^15). An element is large from 2^9 on. It is lost where lo, which ends at 2^-24, cannot hold what hi leaves: below
 // 2^-2.
@@ -332,6 +342,7 @@ constexpr int product_blocks = 8;  // that scan, or split, the operands of one o
 // Scan both operands.
 extern "C" __global__ void __launch_bounds__(split_threads) scan_operands(const float* A, const float* B, float* workspace)
 {
+    wait_for_turn();
     const int block = blockIdx.x % product_blocks, panel = block / slices, slice = block % slices;
     const long long product = blockIdx.x / product_blocks;
     A += product * 131072, B += product * 131072, workspace += product * 262912;
@@ -344,6 +355,7 @@ extern "C" __global__ void __launch_bounds__(split_threads) scan_operands(const 
 // Split them, last part first: that is what the scan has left in L2.
 extern "C" __global__ void __launch_bounds__(split_threads) split_operands(const float* A, const float* B, float* workspace)
 {
+    wait_for_turn();
     const int last = gridDim.x - 1 - blockIdx.x, block = last % product_blocks, panel = block / slices, slice = block % slices;
     const long long product = last / product_blocks;
     A += product * 131072, B += product * 131072, workspace += product * 262912;
@@ -562,10 +574,21 @@ __device__ __forceinline__ void fence_for_wgmma()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
+{
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
-sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C,
+sgemm_3xtf32_wgmma(float alpha, const float* A, const float* B, float beta, float* C,
     float* workspace)
 {
+    wait_for_turn();
     // Each layer of the grid computes one of 16 products, whose matrices lie so many floats apart.
     constexpr long long stride_a = 131072, stride_b = 131072, stride_c = 4096;
     const long long product = blockIdx.z;
@@ -832,6 +855,7 @@ __device__ __forceinline__ Place place_of(int tile)
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
 sgemm_3xfp16_wgmma(float alpha, const float* A, const float* B, float beta, float* C, float* workspace)
 {
+    wait_for_turn();
     // Each layer of the grid computes one of 16 products, whose matrices lie so many floats apart.
     constexpr long long stride_a = 131072, stride_b = 131072, stride_c = 4096;
     const long long product = blockIdx.z;

@@ -40,6 +40,16 @@ struct alignas(4 * width) Vector {
     float lane[width];
 };
 
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
+{
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
 // What was found out about the rows of an operand in one slice of k, scaled so that the largest element of a row is in
 // [2^14, 2^15). An element is large from 2^9 on. It is lost where lo, which ends at 2^-24, cannot hold what hi leaves: below
 // 2^-2.
@@ -329,6 +339,7 @@ constexpr int panels_a = (OperandA::padded + panel_rows - 1) / panel_rows;
 // Scan both operands.
 extern "C" __global__ void __launch_bounds__(split_threads) scan_operands(const float* A, const float* B, float* workspace)
 {
+    wait_for_turn();
     const int panel = blockIdx.x / slices, slice = blockIdx.x % slices;
     if (panel < panels_a)
         scan<false, lda, true>(A, operand_a(workspace), panel, slice);
@@ -339,6 +350,7 @@ extern "C" __global__ void __launch_bounds__(split_threads) scan_operands(const 
 // Split them, last part first: that is what the scan has left in L2.
 extern "C" __global__ void __launch_bounds__(split_threads) split_operands(const float* A, const float* B, float* workspace)
 {
+    wait_for_turn();
     const int block = gridDim.x - 1 - blockIdx.x, panel = block / slices, slice = block % slices;
     if (panel < panels_a)
         split<false, lda, true>(A, operand_a(workspace), panel, slice);
@@ -556,10 +568,21 @@ __device__ __forceinline__ void fence_for_wgmma()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
+{
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
-sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C,
+sgemm_3xtf32_wgmma(float alpha, const float* A, const float* B, float beta, float* C,
     float* workspace)
 {
+    wait_for_turn();
     if (in_range(workspace))
         return;  // nothing is left to this kernel
 
@@ -836,6 +859,7 @@ __device__ __forceinline__ Place place_of(int tile)
 extern "C" __global__ void __launch_bounds__(num_threads, 1)
 sgemm_3xfp16_wgmma(float alpha, const float* A, const float* B, float beta, float* C, float* workspace)
 {
+    wait_for_turn();
     extern __shared__ __align__(1024) unsigned char blocks[];  // [stages]: a block of A, a block of B
     constexpr int stage_bytes = OperandA::block_bytes + OperandB::block_bytes;
     const unsigned shared = shared_address(blocks), filled = shared + stages * stage_bytes, emptied = filled + stages * 8;

@@ -230,9 +230,20 @@ __device__ __forceinline__ void fence_for_wgmma()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 1)
-sgemm_3xtf32_wgmma(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C, float* workspace)
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
 {
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 1)
+sgemm_3xtf32_wgmma(float alpha, const float* A, const float* B, float beta, float* C, float* workspace)
+{
+    wait_for_turn();
     extern __shared__ __align__(1024) float shared[];
     float* const As = shared;                           // [stages][columns][BK], swizzled
     float* const los = As + stages * As_stage;          // [splits][columns][BK], swizzled

@@ -144,10 +144,21 @@ __device__ __forceinline__ void sum_lanes(float (&acc)[all], int lane_k, int& fi
     }
 }
 
-extern "C" __global__ void __launch_bounds__(num_threads, 4)
-sgemm_skinny(float alpha, const float* __restrict__ A, const float* __restrict__ B, float beta, float* __restrict__ C,
-             float* __restrict__ workspace)
+// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
+// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+__device__ __forceinline__ void wait_for_turn()
 {
+    #if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    #endif
+}
+
+extern "C" __global__ void __launch_bounds__(num_threads, 4)
+sgemm_skinny(float alpha, const float* A, const float* B, float beta, float* C,
+             float* workspace)
+{
+    wait_for_turn();
     // Each layer of the grid computes one of 4 products, whose matrices lie so many floats apart.
     constexpr long long stride_a = 16384, stride_b = 2097152, stride_c = 8192;
     const long long product = blockIdx.z;
