@@ -133,6 +133,26 @@ struct Tile {
     }
 };
 
+// Take `width` sums of a thread ...
+template <int width>
+__device__ __forceinline__ Vector<width> pack(const float* sums)
+{
+    Vector<width> packed;
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        packed.lane[v] = sums[v];
+    return packed;
+}
+
+// ... and add others to them, or put the `first` ones there.
+template <int width>
+__device__ __forceinline__ void add_to(float* sums, Vector<width> more, bool first = false)
+{
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        sums[v] = first ? more.lane[v] : sums[v] + more.lane[v];
+}
+
 // Count up to `last`, then start again at 0; what the block wrote before is visible to whoever counts later.
 __device__ __forceinline__ unsigned count_in(unsigned* counter, unsigned last)
 {
@@ -295,21 +315,15 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int v = 0; v < add_width; ++v)
-                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
+            warp_sums[((warp_k * TM + i) * adds + j) * turn_threads] = pack<add_width>(&acc[i][j * add_width]);
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < own_rows; ++i)
         #pragma unroll
         for (int j = 0; j < adds; ++j)
             #pragma unroll
-            for (int turn = 0; turn < warps_k; ++turn) {
-                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
-                #pragma unroll
-                for (int v = 0; v < add_width; ++v)
-                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
-            }
+            for (int turn = 0; turn < warps_k; ++turn)
+                add_to(&own[i][j * add_width], warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads], turn == 0);
 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
@@ -322,13 +336,8 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {
         #pragma unroll
-        for (int i = 0; i < part_moves; ++i) {
-            Vector<part_width> sum;
-            #pragma unroll
-            for (int v = 0; v < part_width; ++v)
-                sum.lane[v] = own[(i * part_width + v) / TN][(i * part_width + v) % TN];
-            kept[(to * tiles * part_moves + i) * num_threads] = sum;
-        }
+        for (int i = 0; i < part_moves; ++i)
+            kept[(to * tiles * part_moves + i) * num_threads] = pack<part_width>(&own[0][0] + i * part_width);
     };
 
     // Count this block in; whether it is the last of `count`, and so sees what all of them kept.
@@ -347,12 +356,8 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
         #pragma unroll 8
         for (int other = 0; other < count; ++other)
             #pragma unroll
-            for (int i = 0; i < part_moves; ++i) {
-                const auto sum = load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]);
-                #pragma unroll
-                for (int v = 0; v < part_width; ++v)
-                    own[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
-            }
+            for (int i = 0; i < part_moves; ++i)
+                add_to(&own[0][0] + i * part_width, load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]));
     };
 
     keep(part);

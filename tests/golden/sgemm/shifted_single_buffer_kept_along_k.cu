@@ -114,6 +114,26 @@ struct Tile {
     }
 };
 
+// Take `width` sums of a thread ...
+template <int width>
+__device__ __forceinline__ Vector<width> pack(const float* sums)
+{
+    Vector<width> packed;
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        packed.lane[v] = sums[v];
+    return packed;
+}
+
+// ... and add others to them, or put the `first` ones there.
+template <int width>
+__device__ __forceinline__ void add_to(float* sums, Vector<width> more, bool first = false)
+{
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        sums[v] = first ? more.lane[v] : sums[v] + more.lane[v];
+}
+
 // From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
 // launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
 __device__ __forceinline__ void wait_for_turn()
@@ -235,21 +255,15 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C)
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int v = 0; v < add_width; ++v)
-                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
+            warp_sums[((warp_k * TM + i) * adds + j) * turn_threads] = pack<add_width>(&acc[i][j * add_width]);
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < own_rows; ++i)
         #pragma unroll
         for (int j = 0; j < adds; ++j)
             #pragma unroll
-            for (int turn = 0; turn < warps_k; ++turn) {
-                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
-                #pragma unroll
-                for (int v = 0; v < add_width; ++v)
-                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
-            }
+            for (int turn = 0; turn < warps_k; ++turn)
+                add_to(&own[i][j * add_width], warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads], turn == 0);
 
     // Write the thread's outputs, vec_c at a time.
     const int c_row = block_row + warp_m * WM + lane_m * VM;

@@ -134,6 +134,26 @@ struct Tile {
     }
 };
 
+// Take `width` sums of a thread ...
+template <int width>
+__device__ __forceinline__ Vector<width> pack(const float* sums)
+{
+    Vector<width> packed;
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        packed.lane[v] = sums[v];
+    return packed;
+}
+
+// ... and add others to them, or put the `first` ones there.
+template <int width>
+__device__ __forceinline__ void add_to(float* sums, Vector<width> more, bool first = false)
+{
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        sums[v] = first ? more.lane[v] : sums[v] + more.lane[v];
+}
+
 // Tell the blocks of the cluster that this thread got here ...
 __device__ __forceinline__ void cluster_arrive()
 {
@@ -149,7 +169,7 @@ __device__ __forceinline__ void cluster_wait()
 // Let a barrier wait for so many bytes; the other blocks may send them once they met this one.
 __device__ __forceinline__ void expect(unsigned long long* barrier, unsigned bytes)
 {
-    const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+    const unsigned place = shared_address(barrier);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(bytes) : "memory");
@@ -160,7 +180,7 @@ __device__ __forceinline__ void wait_for(unsigned long long* barrier)
 {
     asm volatile("{\n\t.reg .pred done;\n"
                  "again:\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
-                 "@!done bra again;\n\t}" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier)))
+                 "@!done bra again;\n\t}" ::"r"(shared_address(barrier))
                  : "memory");
 }
 
@@ -168,7 +188,7 @@ __device__ __forceinline__ void wait_for(unsigned long long* barrier)
 __device__ __forceinline__ unsigned in_block(unsigned rank, const void* here)
 {
     unsigned there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(here))), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(here)), "r"(rank));
     return there;
 }
 
@@ -374,21 +394,15 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     for (int i = 0; i < TM; ++i)
         #pragma unroll
         for (int j = 0; j < adds; ++j)
-            #pragma unroll
-            for (int v = 0; v < add_width; ++v)
-                warp_sums[((warp_k * TM + i) * adds + j) * turn_threads].lane[v] = acc[i][j * add_width + v];
+            warp_sums[((warp_k * TM + i) * adds + j) * turn_threads] = pack<add_width>(&acc[i][j * add_width]);
     __syncthreads();
     #pragma unroll
     for (int i = 0; i < own_rows; ++i)
         #pragma unroll
         for (int j = 0; j < adds; ++j)
             #pragma unroll
-            for (int turn = 0; turn < warps_k; ++turn) {
-                const auto sum = warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads];
-                #pragma unroll
-                for (int v = 0; v < add_width; ++v)
-                    own[i][j * add_width + v] = turn ? own[i][j * add_width + v] + sum.lane[v] : sum.lane[v];
-            }
+            for (int turn = 0; turn < warps_k; ++turn)
+                add_to(&own[i][j * add_width], warp_sums[((turn * TM + own_first + i) * adds + j) * turn_threads], turn == 0);
 
     // The blocks of a cluster computed parts of one tile. Of every thread's rows each adds up some, which the others send it.
     constexpr int my_rows = own_rows / cluster_k;
@@ -404,14 +418,9 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
         for (int i = 0; i < my_rows; ++i)
             #pragma unroll
             for (int j = 0; j < sends; ++j) {
-                Vector<send_width> sum;
-                #pragma unroll
-                for (int v = 0; v < send_width; ++v)
-                    sum.lane[v] = own[to * my_rows + i][j * send_width + v];
+                const auto sum = pack<send_width>(&own[to * my_rows + i][j * send_width]);
                 if (to == rank)
-                    #pragma unroll
-                    for (int v = 0; v < send_width; ++v)
-                        mine[i][j * send_width + v] = sum.lane[v];
+                    add_to(&mine[i][j * send_width], sum, true);
                 else
                     send(place + (i * sends + j) * num_threads * sizeof(sum), sum, barrier);
             }
@@ -421,23 +430,12 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     for (int i = 0; i < my_rows; ++i)
         #pragma unroll
         for (int j = 0; j < sends; ++j) {
-            Vector<send_width> total;
+            const auto my_sum = pack<send_width>(&mine[i][j * send_width]);
             #pragma unroll
             for (int from = 0; from < cluster_k; ++from) {  // in the order of k
-                Vector<send_width> sum;
-                if (from == rank)
-                    #pragma unroll
-                    for (int v = 0; v < send_width; ++v)
-                        sum.lane[v] = mine[i][j * send_width + v];
-                else
-                    sum = received[((from * my_rows + i) * sends + j) * num_threads];
-                #pragma unroll
-                for (int v = 0; v < send_width; ++v)
-                    total.lane[v] = from ? total.lane[v] + sum.lane[v] : sum.lane[v];
+                const auto sum = from == rank ? my_sum : received[((from * my_rows + i) * sends + j) * num_threads];
+                add_to(&mine[i][j * send_width], sum, from == 0);
             }
-            #pragma unroll
-            for (int v = 0; v < send_width; ++v)
-                mine[i][j * send_width + v] = total.lane[v];
         }
 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
@@ -451,13 +449,8 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {
         #pragma unroll
-        for (int i = 0; i < part_moves; ++i) {
-            Vector<part_width> sum;
-            #pragma unroll
-            for (int v = 0; v < part_width; ++v)
-                sum.lane[v] = mine[(i * part_width + v) / TN][(i * part_width + v) % TN];
-            kept[(to * tiles * cluster_k * part_moves + i) * num_threads] = sum;
-        }
+        for (int i = 0; i < part_moves; ++i)
+            kept[(to * tiles * cluster_k * part_moves + i) * num_threads] = pack<part_width>(&mine[0][0] + i * part_width);
     };
 
     // Count this block in; whether it is the last of `count`, and so sees what all of them kept.
@@ -476,12 +469,8 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
         #pragma unroll 8
         for (int other = 0; other < count; ++other)
             #pragma unroll
-            for (int i = 0; i < part_moves; ++i) {
-                const auto sum = load_from_l2(&kept[((first + other) * tiles * cluster_k * part_moves + i) * num_threads]);
-                #pragma unroll
-                for (int v = 0; v < part_width; ++v)
-                    mine[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
-            }
+            for (int i = 0; i < part_moves; ++i)
+                add_to(&mine[0][0] + i * part_width, load_from_l2(&kept[((first + other) * tiles * cluster_k * part_moves + i) * num_threads]));
     };
 
     keep(part / cluster_k);

@@ -153,6 +153,26 @@ __device__ __forceinline__ Vector<width> load_from_l2(const Vector<width>* from)
     return to;
 }
 
+// Take `width` sums of a thread ...
+template <int width>
+__device__ __forceinline__ Vector<width> pack(const float* sums)
+{
+    Vector<width> packed;
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        packed.lane[v] = sums[v];
+    return packed;
+}
+
+// ... and add others to them, or put the `first` ones there.
+template <int width>
+__device__ __forceinline__ void add_to(float* sums, Vector<width> more, bool first = false)
+{
+    #pragma unroll
+    for (int v = 0; v < width; ++v)
+        sums[v] = first ? more.lane[v] : sums[v] + more.lane[v];
+}
+
 // x = hi + lo: hi is x rounded to the 10 bits of mantissa that TF32 has, lo the rest, exactly. The 13 bits that TF32
 // lacks stay in hi: the tensor cores ignore them.
 struct Split {
@@ -344,13 +364,8 @@ sgemm_3xtf32(float alpha, const float* A, const float* B, float beta, float* C, 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {
         #pragma unroll
-        for (int i = 0; i < part_moves; ++i) {
-            Vector<part_width> sum;
-            #pragma unroll
-            for (int v = 0; v < part_width; ++v)
-                sum.lane[v] = acc[(i * part_width + v) / TN][(i * part_width + v) % TN];
-            kept[(to * tiles * part_moves + i) * num_threads] = sum;
-        }
+        for (int i = 0; i < part_moves; ++i)
+            kept[(to * tiles * part_moves + i) * num_threads] = pack<part_width>(&acc[0][0] + i * part_width);
     };
 
     // Count this block in; whether it is the last of `count`, and so sees what all of them kept.
@@ -369,12 +384,8 @@ sgemm_3xtf32(float alpha, const float* A, const float* B, float beta, float* C, 
         #pragma unroll 2
         for (int other = 0; other < count; ++other)
             #pragma unroll
-            for (int i = 0; i < part_moves; ++i) {
-                const auto sum = load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]);
-                #pragma unroll
-                for (int v = 0; v < part_width; ++v)
-                    acc[(i * part_width + v) / TN][(i * part_width + v) % TN] += sum.lane[v];
-            }
+            for (int i = 0; i < part_moves; ++i)
+                add_to(&acc[0][0] + i * part_width, load_from_l2(&kept[((first + other) * tiles * part_moves + i) * num_threads]));
     };
 
     keep(part);
