@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from autotune.errors import ConfigError, SpaceError
 from autotune.paths import data_dir
 from autotune.space.file import Heading, read_heading, read_space_file
-from autotune.space.statements import FACTS, LIMITS, Before, Rule, SpaceFile, Value, check_choice
+from autotune.space.statements import FACTS, LIMITS, Before, Rule, SpaceFile, Value, completed
 from autotune.values.device import Device
 from autotune.values.lazy import cached_property
 from autotune.values.measurement import ARGUMENTS, Argument, KernelLaunch, Launch
@@ -98,10 +98,8 @@ class Legal:
 
     def index(self, config: Mapping[str, Value]) -> int | None:
         """Find a config in the list; None when it is not in it."""
-        config = {**self.absent, **config}
-        try:
-            row = [self.choices[name].index(config[name]) for name in self.names]
-        except (KeyError, ValueError):
+        row = self._row(config)
+        if None in row:
             return None
         hits = np.flatnonzero((self.ordinals == np.array(row, np.int16)).all(axis=1))
         return int(hits[0]) if len(hits) else None
@@ -116,12 +114,20 @@ class Legal:
         Returns:
             `[count]`; a value that the space does not have counts for nothing.
         """
-        config, steps = {**self.absent, **config}, np.zeros(len(self))
-        for i, name in enumerate(self.names):
-            if config.get(name) in self.choices[name]:
-                away = np.abs(self.ordinals[:, i] - self.choices[name].index(config[name]))
-                steps += (away > 0) + 0.5 * away / max(1, len(self.choices[name]) - 1)
+        steps = np.zeros(len(self))
+        for i, (ordinal, choices) in enumerate(zip(self._row(config), self.choices.values(), strict=True)):
+            if ordinal is not None:
+                away = np.abs(self.ordinals[:, i] - ordinal)
+                steps += (away > 0) + 0.5 * away / max(1, len(choices) - 1)
         return steps
+
+    def _row(self, config: Mapping[str, Value]) -> list[int | None]:
+        """Return where each value of a config stands among those of its parameter; None where it does not."""
+        values = {**self.absent, **config}
+        return [
+            choices.index(values[name]) if values.get(name) in choices else None
+            for name, choices in self.choices.items()
+        ]
 
 
 class NothingLegal(SpaceError):
@@ -339,14 +345,11 @@ class Space:
         """
         rows = []
         for config in configs:
-            config = {**self._file.absent, **config}
+            whole = self.config(config)
             try:
-                rows.append([values.index(config[name]) for name, values in self.parameters.items()])
-            except (KeyError, ValueError):
-                self.config(config)
-                raise ConfigError(
-                    f"{Config(config).id} has a value that {self.family} does not search"
-                ) from None
+                rows.append([values.index(whole[name]) for name, values in self.parameters.items()])
+            except ValueError:
+                raise ConfigError(f"{whole.id} has a value that {self.family} does not search") from None
         ordinals = np.array(rows, np.int16).reshape(-1, len(self.parameters))
         return Legal(
             tuple(self.parameters), dict(self.parameters), ordinals, len(rows), (), self._file.absent
@@ -365,11 +368,10 @@ class Space:
         Raises:
             ConfigError: A parameter is missing or unknown, or has a value that the space does not know.
         """
-        values = {**self._file.absent, **values}
-        why = check_choice(self._file.known, values, self.family)
-        if why is not None:
-            raise ConfigError(why)
-        return Config({name: values[name] for name in self.parameters})
+        whole = completed(self._file.known, self._file.absent, values, self.family)
+        if isinstance(whole, str):
+            raise ConfigError(whole)
+        return Config(whole)
 
     def violations(self, config: Config, problem: Problem, device: Device) -> list[str]:
         """Return which constraints a config breaks, each with its numbers; empty when it is legal."""

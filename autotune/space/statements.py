@@ -177,6 +177,22 @@ def check_choice(
     return None
 
 
+def completed(
+    known: dict[str, tuple[Value, ...]],
+    absent: Mapping[str, Value],
+    choice: Mapping[str, Any],
+    family: str,
+) -> dict[str, Value] | str:
+    """Return a choice in the order of the parameters, with what it leaves out as it is where it is absent.
+
+    Returns:
+        Why not, as `check_choice` does, where that names no known value for every parameter.
+    """
+    whole = {**absent, **choice}
+    why = check_choice(known, whole, family)
+    return {name: whole[name] for name in known} if why is None else why
+
+
 def codes_of(words: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Number all words that names may be, each word once."""
     distinct = dict.fromkeys(word for choices in words.values() for word in choices)
@@ -396,11 +412,10 @@ class Reader:
     def _preset(self, section: str, name: str, entry: Any, family: str) -> dict[str, Value]:
         if not isinstance(entry, dict):
             self._refuse(f"{section}.{name} must be a table, not {shown(entry)}")
-        entry = {**self.absent, **entry}
-        why = check_choice(self.known, entry, family)
-        if why is not None:
-            self._refuse(f"{section}.{name}: {why}")
-        return {parameter: entry[parameter] for parameter in self.parameters}
+        whole = completed(self.known, self.absent, entry, family)
+        if isinstance(whole, str):
+            self._refuse(f"{section}.{name}: {whole}")
+        return whole
 
     def _ladder(self, family: str) -> dict[str, dict[str, Value]]:
         """Read the steps; each states what it changes of the one before, the first every parameter."""
