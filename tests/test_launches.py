@@ -67,7 +67,10 @@ WAITS = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
         (f"{WAITS} C[threadIdx.x] = 1.0f;", None),
         (f"float* const to = C + threadIdx.x; {WAITS} *to = 1.0f;", None),
         (f"C[threadIdx.x] = 1.0f; {WAITS}", "st.global.u32 stands before"),
-        (f"const float x = *(volatile float*)C; {WAITS} C[threadIdx.x] = x;", "ld.volatile.global.f32 stands"),
+        (
+            f"const float x = *(volatile float*)C; {WAITS} C[threadIdx.x] = x;",
+            "ld.volatile.global.f32 stands",
+        ),
         (f"if (blockIdx.x > 7) return; {WAITS} C[threadIdx.x] = 1.0f;", "bra stands before"),
         ("C[threadIdx.x] = 1.0f;", "st.global.u32 stands before griddepcontrol.wait"),
     ],

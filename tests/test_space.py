@@ -533,6 +533,7 @@ def test_files_extend_in_a_chain_each_beside_the_next(write, tmp_path, monkeypat
         ("extends = 3", "extends must be a family or a .toml file, not 3"),
         ('extends = "other.toml"', r"other\.toml: extends itself"),
         ('extends = "small.toml"\nfamily = "x"', "'family' has no place in a file that extends another"),
+        ('extends = "small.toml"\n[parameters]\nstages = { absent = 1 }', r"absent has no place in a file"),
         ('extends = "small.toml"\n[derived]\na = { expr = "1" }', "'derived' has no place"),
         ('extends = "small.toml"\nparameters = 3', "'parameters' has no place"),
         ('extends = "small.toml"\n[parameters]\nBX = [1]', r"parameters\.BX is not a parameter of small"),

@@ -220,6 +220,11 @@ def _extended(base: dict[str, Any], changes: dict[str, Any], where: str) -> dict
             if section == "parameters":
                 if name not in merged[section]:
                     raise SpaceError(f"{where}: parameters.{name} is not a parameter of {base['family']}")
+                if isinstance(entry, dict) and "absent" in entry:
+                    raise SpaceError(
+                        f"{where}: parameters.{name}.absent has no place in a file that extends another: "
+                        f"what older configs of {base['family']} mean is said where {name} was added"
+                    )
                 merged[section][name] = _with_values(merged[section][name], entry)
             elif entry is not False:
                 merged[section][name] = entry
