@@ -10,9 +10,10 @@ import pytest
 from made_records import H200, SGEMM, fitted, made, made_estimate
 
 from autotune import records
-from autotune.errors import RecordError, UsageError
+from autotune.errors import RecordError, SpaceError, UsageError
 from autotune.kernel.choices import Choices
 from autotune.records import Store
+from autotune.search.candidates import Candidates
 from autotune.space.space import Space
 from autotune.tuning.prediction import distance
 from autotune.values import jsontext, typed
@@ -149,6 +150,30 @@ def test_a_family_that_has_nothing_to_begin_with_is_told_how_to_get_it(tmp_path)
     bare = Space.load(tmp_path / "bare.toml")
     with pytest.raises(UsageError, match=r"no record of .*, and bare has no preset: run 'autotune tune "):
         list(choices(tmp_path, spaces=(bare,)).all())
+
+
+def narrowed(tmp_path, text):
+    (tmp_path / "my.toml").write_text(f'extends = "sgemm"\n[parameters]\n{text}\n')
+    return Space.load(tmp_path / "my.toml")
+
+
+def test_a_space_in_which_nothing_is_legal_says_so_and_serves_no_preset_of_what_it_extends(tmp_path):
+    space = narrowed(tmp_path, 'stages = [4]\nloader = ["reg"]')
+    with pytest.raises(SpaceError, match=r"my\.toml: no config is legal for 200 x 136 x 72") as told:
+        list(choices(tmp_path, spaces=(space,)).all())
+    with pytest.raises(SpaceError) as searched:
+        Candidates([space], PROBLEM, H200)
+    assert str(told.value) == str(searched.value)
+    record = made(PROBLEM)
+    Store(tmp_path).write(record)  # was measured, whatever is searched now
+    assert next(choices(tmp_path, spaces=(space,)).all()).record == record
+
+
+def test_what_is_predicted_is_of_the_space_even_if_none_of_its_tiles_was_learned(tmp_path):
+    space = narrowed(tmp_path, "BM = [192]\nBN = [48]")
+    predicted = [each for each in choices(tmp_path, spaces=(space,)).all() if each.point]
+    assert predicted
+    assert {(each.config["BM"], each.config["BN"]) for each in predicted} == {(192, 48)}
 
 
 def test_distance_is_symmetric_and_counts_each_extent():

@@ -323,12 +323,15 @@ def test_an_unknown_space(refuse, command):
 
 
 @pytest.mark.parametrize("target", [[], H200])
-def test_no_legal_config(refuse, tmp_path, target):
+def test_no_legal_config(run, refuse, tmp_path, target):
     path = tmp_path / "my.toml"
     path.write_text('extends = "sgemm"\n[parameters]\nstages = [4]\nloader = ["reg"]\n')
     told = refuse("space", *CUBE, *target, "--space", path)
     assert "my.toml: no config is legal for 4096 x 4096 x 4096 nn on " in told
     assert "reg_stages, loader != 'reg' or stages <= 2 (registers hold one tile" in told
+    if target:
+        _, _, err = run("emit", *CUBE, *target, "--space", path, "--predicted")
+        assert err == f"autotune: {told}\n"
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def best_kernel(
     Raises:
         ProblemError: The problem is out of range.
         UsageError: The policy, device or ``tune`` is unknown, or no kernel family computes the problem.
+        SpaceError: The space cannot be loaded, or nothing in it is legal for the problem.
         DeviceError: No usable GPU.
         RecordMissing: The policy is "exact" and no record serves; the message names the command to run.
         ToolchainError: Nothing could be compiled.

@@ -218,13 +218,20 @@ class Choices:
                 yield replace(choice, point=point, note=note)
 
     def _presets(self) -> Iterator[Choice]:
-        """Yield the presets that fit, by their estimated time where the model knows the family."""
+        """Yield the presets that fit, by their estimated time where the model knows the family.
+
+        Raises:
+            SpaceError: Nothing is legal in a space that is not built in, whose presets may lie outside of it.
+        """
         found: list[tuple[float, int, Choice]] = []
         for space in self.spaces:
-            for preset in space.presets.values():
-                choice = self._fitted("predicted", space, preset, None)
-                if choice is not None:
-                    found.append((self._estimated(choice), len(found), choice))
+            fitting = [self._fitted("predicted", space, preset, None) for preset in space.presets.values()]
+            presets = [choice for choice in fitting if choice is not None]
+            searched = (space.searches(choice.config, self.problem, self.device) for choice in presets)
+            if not (space.is_built_in or any(searched)):
+                space.enumerate(self.problem, self.device)
+            for choice in presets:
+                found.append((self._estimated(choice), len(found), choice))
         for _, _, choice in sorted(found, key=lambda entry: entry[:2]):
             yield choice
 

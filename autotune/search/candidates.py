@@ -9,7 +9,6 @@ from typing import Any
 
 from autotune.code.render import Source, render, require_template
 from autotune.errors import SpaceError
-from autotune.paths import data_dir
 from autotune.search.points import Points
 from autotune.space.space import Config, Legal, Space, unserved
 from autotune.space.statements import Value
@@ -83,7 +82,7 @@ class Candidates:
                     raise
                 self.without.append(str(error))
                 continue
-            if space.path.parent != data_dir("search_spaces"):  # the user's own, not a built-in one
+            if not space.is_built_in:
                 require_template(space, legal.config(0), problem, device)
             found.append(Family(space, legal, count))
             count += len(legal)

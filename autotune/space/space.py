@@ -384,6 +384,13 @@ class Space:
                 broken.append(f"{rule.name}: needs {rule.expression.text} but {facts} ({rule.reason})")
         return broken
 
+    def searches(self, config: Config, problem: Problem, device: Device) -> bool:
+        """Return whether a search may visit a config: its values are searched, and every rule allows it."""
+        numbers = self._numbers(config, problem, device)
+        return all(config[name] in values for name, values in self.parameters.items()) and all(
+            rule.expression(numbers) for rule in self.rules
+        )
+
     def require_legal(self, config: Config, problem: Problem, device: Device) -> None:
         """Raise `ConfigError` naming every broken constraint, if any is."""
         broken = self.violations(config, problem, device)
@@ -537,9 +544,14 @@ class Space:
         return MATHS[0] if stated is None else cast(Math, stated)
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether the package has it; else it is a file of one's own."""
+        return self.path.parent == data_dir("search_spaces")
+
+    @property
     def flag(self) -> str:
         """The option that names this space on the command line, quoted where a shell needs it."""
-        if self.path.parent == data_dir("search_spaces"):
+        if self.is_built_in:
             return f"--space {self.family}"
         return f"--space {quoted(str(self.path))}"
 

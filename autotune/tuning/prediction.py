@@ -192,7 +192,10 @@ def _predicted(
             tiles = [*family.tiles, *({name: config[name] for name in names} for config in more)]
         try:
             correction = None if family is None or note else _correction(family, space, device, store)
-            found = predicted(space, problem, device, correction=correction, tiles=tiles, most=LOOKED_AT)
+            how: Any = {"correction": correction, "most": LOOKED_AT}
+            found = predicted(space, problem, device, tiles=tiles, **how)
+            if tiles is not None and not found:  # a space of one's own may search none of them
+                found = predicted(space, problem, device, **how)
         except RecordError as error:
             why = f"{error}: {_PLAIN}; run 'autotune learn' again"
             return _predicted(problem, device, spaces, store, near, learned, why)
