@@ -79,7 +79,7 @@ def test_a_kernel_that_is_launched_early_waits_first(body, why):
     text = f'extern "C" __global__ void fill(float* C) {{ {body} }}'
     binary = compile_text(text, "fill", "sm_90", ("-lineinfo",))
     assert isinstance(binary, Binary), binary
-    kernels = (KernelLaunch("fill", (1, 1, 1), (32, 1, 1), 0, ("c",)),)
+    kernels = (KernelLaunch("fill", (1, 1, 1), (1, 1, 1), 0, ("c",)),)
     c = np.zeros(32, np.float32)
     assert not run_launch(binary.ptx, Launch(kernels), {"c": c}).faults
     faults = run_launch(binary.ptx, Launch(kernels, waits=True), {"c": c}).faults

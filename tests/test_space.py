@@ -504,7 +504,7 @@ def test_narrowing_words_keeps_rules_and_presets_that_name_the_others(write, sge
     assert start["loader"] == "cp_async"
     assert legal.index(start) is None
     near = legal.config(legal.nearest(start))
-    assert (near["BM"], near["BN"], near["loader"]) == (64, 256, "reg")
+    assert (near["BM"], near["BN"], near["loader"]) == (64, 128, "reg")
     assert space.config(dict(start)) == start
 
 

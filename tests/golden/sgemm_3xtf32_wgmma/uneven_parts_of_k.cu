@@ -246,13 +246,12 @@ __device__ __forceinline__ void fence_for_wgmma()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// From compute capability 9.0 on a kernel is launched while those before it on the stream still run (programmatic dependent
-// launch). So it waits first, until they are done and what they wrote is seen; then the next may be launched, which waits likewise.
+// From compute capability 9.0 on a kernel is launched when the blocks of the one before it have ended (programmatic dependent
+// launch), which may be before their writes are seen: so it waits for that first.
 __device__ __forceinline__ void wait_for_turn()
 {
     #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     #endif
 }
 
