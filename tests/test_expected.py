@@ -123,6 +123,9 @@ def test_show_of_a_gpu_that_was_not_learned_gives_an_order_and_a_note(run):
     status, out, err = run("show", *SIZES, "--target", "t4")
     assert (status, err) == (0, "")
     assert re.search(r"\n  estimated \S+ ms, \S+ TFLOP/s by the static estimate alone: good for order", out)
+    assert re.search(
+        r"\n  its parts .*; with predicted\s+registers, where explain has the compiled ones", out
+    )
     assert "\n  predicted" not in out
     assert "note      nothing was learned of Tesla T4" in out
 

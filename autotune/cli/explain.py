@@ -266,7 +266,8 @@ def _rows(account: Account) -> list[tuple[str, str]]:
         )
     if account.estimate_ms is not None:
         parts = {name: ms for name, ms in account.estimate_parts.items() if name.endswith("_ms") and ms}
-        rows.append(("estimate", f"{account.estimate_ms:.4g} ms; a static estimate, not a measurement"))
+        note = "a static estimate with the compiled registers, not a measurement"
+        rows.append(("estimate", f"{account.estimate_ms:.4g} ms; {note}"))
         rows.append(
             ("its parts", ", ".join(f"{name.removesuffix('_ms')} {ms:.4g}" for name, ms in parts.items()))
         )

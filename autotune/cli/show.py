@@ -167,7 +167,8 @@ def _foresee(foreseen: Expected, problem: Problem, device: Device) -> None:
         )
     if foreseen.modelled is not None:
         parts = {name: ms for name, ms in foreseen.modelled.parts.items() if name.endswith("_ms") and ms}
-        lines["its parts"] = ", ".join(f"{name.removesuffix('_ms')} {ms:.4g}" for name, ms in parts.items())
+        shares = ", ".join(f"{name.removesuffix('_ms')} {ms:.4g}" for name, ms in parts.items())
+        lines["its parts"] = f"{shares}; with predicted registers, where explain has the compiled ones"
     if foreseen.limit is not None:
         lines["limited"] = (
             f"probably by {foreseen.limit.because} ({foreseen.blocks} blocks on {device.sm_count} SMs); "
