@@ -224,7 +224,8 @@ def test_a_config_that_cannot_be_rendered_today_is_told(record, tmp_path):
         (("--out", "none/x.html"), "there is no folder none"),
         (
             ("--m", "3", "--n", "5", "--k", "7", "--target", "h200", "--out", "x.html"),
-            "no record of 3 x 5 x 7 nn",
+            "no record of 3 x 5 x 7 nn on NVIDIA H200: run 'autotune tune --m 3 --n 5 --k 7'; "
+            "'autotune show --m 3 --n 5 --k 7' shows what is predicted",
         ),
     ],
 )

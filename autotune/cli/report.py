@@ -70,7 +70,11 @@ def command(
     shapes = shapes_of(problem, suite, only, maths)
     device, note = device_of(ordinal, target)
     if suite is None and len(shapes) == 1:
-        record = stored(shapes[0].problem, device, store)
+        try:
+            record = stored(shapes[0].problem, device, store)
+        except RecordMissing as error:
+            flags = shapes[0].problem.cli_flags()
+            raise RecordMissing(f"{error}; 'autotune show {flags}' shows what is predicted") from None
         estimated = record.timing is None
         path = store.path(record.device, record.family, record.problem, estimated=estimated)
         write_problem(out, record, path.parent, store, summary(record), climbed)
