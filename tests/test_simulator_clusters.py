@@ -66,6 +66,12 @@ PUSH = (
 }
 """
 )
+# What a thread reads between arriving and waiting, of a block that may not have arrived or may already go on.
+AHEAD = "b[blockIdx.x * 64 + threadIdx.x] = read(&s[threadIdx.x], (rank_here() + 1) % 4);"
+ONE_FIRST, ONE_LAST = (
+    f"if (__builtin_expect(rank_here() == 0, {likely})) {{ arrive(); {AHEAD} wait(); }} else meet();"
+    for likely in (1, 0)
+)
 SHOWN = 'asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); wait();'
 FULL = """asm volatile("{ .reg .pred p;"
         "AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0;"
@@ -102,6 +108,14 @@ def test_blocks_read_each_others_shared_memory() -> None:
         ("meet();", "", "early-exit", "read its shared memory"),
         ("meet();", "__syncthreads();", "early-exit", "read its shared memory"),
         ("meet();", "__syncthreads(); s[threadIdx.x] = sum; meet();", "shared-race", "read"),
+        (f"arrive(); {AHEAD} wait();", "meet();", "shared-race", "no barrier of the cluster"),
+        (f"meet(); arrive(); {AHEAD} wait(); s[threadIdx.x] = 0.0f;", "meet();", "shared-race", "read"),
+        (f"meet(); {ONE_FIRST} s[threadIdx.x] = 0.0f;", "meet();", "shared-race", "read"),
+        (f"meet(); {ONE_LAST} s[threadIdx.x] = 0.0f;", "meet();", "shared-race", "read"),
+        (ONE_FIRST, "meet();", "shared-race", "no barrier of the cluster"),
+        (ONE_LAST, "meet();", "shared-race", "no barrier of the cluster"),
+        ("meet();", ONE_FIRST, "early-exit", "read its shared memory"),
+        ("meet();", ONE_LAST, "early-exit", "has ended"),
         ("meet();", "arrive(); arrive(); wait();", "deadlock", "did not wait"),
         ("wait();", "", "deadlock", "did not arrive"),
         ('meet(); if (rank_here() == 0) asm volatile("exit;");', "meet();", "early-exit", "has ended"),
@@ -112,6 +126,19 @@ def test_what_lies_between_is_missed(first: str, last: str, kind: str, words: st
     report, _ = run(PULL, FIRST=first, LAST=last)
     assert [fault.kind for fault in report.faults] == [kind]
     assert words in report.faults[0].message
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        f"arrive(); {AHEAD} wait();",
+        f"{ONE_FIRST} {ONE_LAST}",
+        f'asm volatile("barrier.cluster.arrive.relaxed;"); {AHEAD} wait();',
+    ],
+)
+def test_what_an_earlier_barrier_showed_may_be_read_before_waiting_at_the_next(between: str) -> None:
+    report, _ = run(PULL, FIRST=f"meet(); {between} meet(); s[threadIdx.x] = 0.0f; meet();", LAST="meet();")
+    assert (report.faults, report.notes) == ((), ())
 
 
 def test_faults_name_line_and_block() -> None:

@@ -147,6 +147,8 @@ class Machine(Warpgroups):
         self.yielded = np.zeros(lanes.count, bool)  # asked for an mbarrier's phase that is not complete
         self.completions, self._patience = 0, (0, PATIENCE)
         self.barriers = Barriers(lanes)
+        if self.races is not None:
+            self.races.barriers = self.barriers
         self.place = np.zeros(lanes.count, np.int64)  # basic block of each lane, while they are apart
         self.steps = 0
         common: int | None = 0
@@ -333,8 +335,8 @@ class Machine(Warpgroups):
         for blocks, releases in self.barriers.complete_clusters(self.alive):
             if self.mbarriers is not None:
                 self.mbarriers.new.reshape(self.lanes.blocks, -1)[blocks] = False
-            if self.races is not None and releases:
-                self.races.cluster_barrier(blocks)
+            if self.races is not None:
+                self.races.cluster_barrier(blocks, releases)
         for block, at, whole in self.barriers.complete(self.alive):
             part = slice(block * self.lanes.stride, (block + 1) * self.lanes.stride)
             places = self.place[part][at]

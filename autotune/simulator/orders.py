@@ -17,7 +17,7 @@ from autotune.simulator.emitter import Access
 from autotune.simulator.lanes import WARP, Lanes
 from autotune.simulator.memory import ALLOCATION_ALIGN, Region
 from autotune.simulator.shared import SEVERAL, WARPS, SharedMemory
-from autotune.simulator.synchronisation import AsyncCopies, MBarriers
+from autotune.simulator.synchronisation import AsyncCopies, Barriers, MBarriers
 
 # A stamp: (block + 1, but 0 in shared memory) << 32 | epoch << 13 | flags and code; 0 is the host.
 BLOCK, EPOCH = 32, 13
@@ -91,7 +91,10 @@ class Orders:
         epochs: Of each block.
         epoch: Of all of them, None while they differ.
         warp_sync: Times each warp was synchronised.
+        barriers: Where lanes wait.
     """
+
+    barriers: Barriers
 
     def __init__(self, fences: bool, syncs_warps: bool, unit: int) -> None:
         self.has_fences, self.syncs_warps, self.unit = fences, syncs_warps, unit
@@ -108,6 +111,7 @@ class Orders:
         self.epoch: int | None = 1
         self.arrived = self.epochs.copy()  # epoch of each block when it last arrived at its cluster's barrier
         self.shown = self.epochs.copy()  # the first epoch of each block that other blocks must not rely on
+        self.shown_before = self.epochs.copy()  # the same for who arrived at that barrier and did not wait
         self.warp_sync = np.zeros(lanes.count // WARP, np.int64)
         self.home = ((lanes.block_ids + 1) << BLOCK) + lanes.thread
         self.fences = np.zeros(lanes.blocks, np.int64)
@@ -115,6 +119,8 @@ class Orders:
         self.of_shared = self._shadow(np.zeros, units)
         self.of_shared.writers[:] = NOTHING
         self.of_shared.copy_groups = np.zeros(units, np.int64)
+        # Units that another block accessed after it arrived at its cluster's barrier, which is not complete.
+        self.early_writes, self.early_reads = np.zeros((2, units), bool)
 
     def _shadow(self, zeros: Any, units: int) -> Shadow:
         first, *more = (zeros(units, np.int64) for _ in range(4 if self.syncs_warps else 2))
@@ -152,12 +158,25 @@ class Orders:
         """Record that threads of blocks arrive at the barrier of their cluster."""
         self.arrived[blocks] = self.epochs[blocks]
 
-    def cluster_barrier(self, blocks: range) -> None:
-        """Order what the blocks of a cluster did so far before what they do from now on."""
+    def cluster_barrier(self, blocks: range, releases: bool) -> None:
+        """Order what the blocks of a cluster did until they arrived before what they do once they waited.
+
+        Args:
+            blocks: Of the cluster.
+            releases: Whether all arrived with release; else nothing is ordered.
+        """
         width = self.shared.window // self.shared.unit
         units = slice(blocks.start * width, blocks.stop * width)
-        for stamps in (self.of_shared.writers[units], self.of_shared.readers[units]):
-            stamps[(stamps >= FOREIGN) & (stamps < BULK)] = 0
+        self.shown_before[blocks] = self.shown[blocks]
+        for seen, early in (
+            (self.of_shared.writers, self.early_writes),
+            (self.of_shared.readers, self.early_reads),
+        ):
+            stamps, ordered = seen[units], releases & ~early[units]
+            stamps[(stamps >= FOREIGN) & (stamps < BULK) & ordered] = 0
+            early[units] = False
+        if not releases:
+            return
         first = self.lanes.first_block + 1
         for block in blocks:
             self.barrier(block)

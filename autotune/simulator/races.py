@@ -59,7 +59,9 @@ class RaceDetector(Orders):
         if found.foreign is not None:
             home = FOREIGN + (self.lanes.block[found.lane] << EPOCH)
             stamps = np.where(found.foreign, home + (stamps & (1 << EPOCH) - 1), stamps)
-            start = np.where(found.foreign, self.shown[found.blocks] << EPOCH, start)
+            late = self.barriers.owing[found.lane] & ~self.barriers.ahead[found.lane]
+            shown = np.where(late, self.shown_before[found.blocks], self.shown[found.blocks])
+            start = np.where(found.foreign, shown << EPOCH, start)
         return Touch(access, self.of_shared, found.words, found.lane, stamps, start, found)
 
     def touch_global(self, access: Access, region: Region, offsets: Any, lanes: Any) -> Touch:
@@ -227,6 +229,9 @@ class RaceDetector(Orders):
             if kept.any():
                 now = np.where(kept, _joined(before, now), now)
         seen[units] = now
+        if touch.start is not None and touch.place.foreign is not None:
+            early = touch.place.foreign & self.barriers.ahead[touch.lanes] & (now < BULK)
+            (self.early_writes if writing else self.early_reads)[units[early]] = True
         if sync is not None:
             sync[units] = self.warp_sync[touch.lanes // WARP]
         lost = left = np.flatnonzero(seen.take(units) != now) if touch.start is None else units[:0]

@@ -22,6 +22,8 @@ class Barriers:
     Attributes:
         waiting: Lanes that wait, ``[lanes]`` bool.
         condition: What each waiting lane brought to a reducing barrier, ``[lanes]`` bool.
+        ahead: Lanes that arrived at their cluster's barrier, which is not complete, ``[lanes]`` bool.
+        owing: Lanes that arrived there and did not wait yet, ``[lanes]`` bool.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -31,8 +33,8 @@ class Barriers:
         self._number = np.zeros(lanes.count, np.int64)
         self._expected = np.zeros(lanes.count, np.int64)
         self._arrived = np.zeros((lanes.blocks, BARRIERS), np.int64)  # threads that did not stay to wait
-        self._ahead = np.zeros(lanes.count, bool)  # arrived at the cluster's barrier, which is not complete
-        self._owed = np.zeros(lanes.count, bool)  # arrived there, and did not wait yet
+        self.ahead = np.zeros(lanes.count, bool)
+        self.owing = np.zeros(lanes.count, bool)
         self._relaxed = np.zeros(lanes.blocks // lanes.cluster, bool)  # some lane arrived without release
 
     def wait(self, chosen: Any, number: Any, expected: Any) -> None:
@@ -54,19 +56,19 @@ class Barriers:
 
     def arrive_at_cluster(self, chosen: Any, relaxed: bool) -> Any:
         """Count the chosen lanes at their cluster's barrier; return those that owe a wait."""
-        twice = chosen & self._owed
-        self._ahead |= chosen
-        self._owed |= chosen
+        twice = chosen & self.owing
+        self.ahead |= chosen
+        self.owing |= chosen
         if relaxed:
             self._relaxed[np.unique(self.lanes.block[chosen] // self.lanes.cluster)] = True
         return twice
 
     def wait_for_cluster(self, chosen: Any) -> Any:
         """Let the chosen lanes wait for their cluster's barrier; return those that did not arrive there."""
-        never = chosen & ~self._owed
-        self._owed &= ~chosen
+        never = chosen & ~self.owing
+        self.owing &= ~chosen
         self._number[chosen] = OF_CLUSTER
-        self.waiting |= chosen & self._ahead
+        self.waiting |= chosen & self.ahead
         return never
 
     def complete_clusters(self, alive: Any) -> Iterator[tuple[range, bool]]:
@@ -75,15 +77,15 @@ class Barriers:
         Yields:
             (its blocks, whether all arrived with release).
         """
-        if not self._ahead.any():
+        if not self.ahead.any():
             return
         size = self.lanes.cluster
         lanes = size * self.lanes.stride
-        some = self._ahead.reshape(-1, lanes).any(axis=1)
-        missing = (alive & ~self._ahead).reshape(-1, lanes).any(axis=1)
+        some = self.ahead.reshape(-1, lanes).any(axis=1)
+        missing = (alive & ~self.ahead).reshape(-1, lanes).any(axis=1)
         for cluster in np.flatnonzero(some & ~missing).tolist():
             part = slice(cluster * lanes, (cluster + 1) * lanes)
-            self._ahead[part] = False
+            self.ahead[part] = False
             self.waiting[part] &= self._number[part] != OF_CLUSTER
             yield range(cluster * size, (cluster + 1) * size), not self._relaxed[cluster]
             self._relaxed[cluster] = False
