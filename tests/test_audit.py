@@ -13,6 +13,7 @@ from autotune.code.depot import Depot
 from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
 from autotune.tuning.audit import TOLERANCE, OneWorker, audit, compile_ahead, staleness
+from autotune.tuning.meter import Meter
 from autotune.values.measurement import Finals, Sustained
 from autotune.values.problem import Problem
 
@@ -151,10 +152,13 @@ def kept(config, depot):
 
 def test_only_what_will_be_measured_is_compiled_ahead(tmp_path):
     depot = Depot(tmp_path)
-    compile_ahead([record(), replace(record(), family="mine")], H200, depot)
+    meter = Meter()
+    compile_ahead([record(), replace(record(), family="mine")], H200, depot, meter)
+    assert (meter.stage, meter.done, meter.steps) == ("compiling", 1, 1)
     assert kept(WINNER, depot) is not None
     assert kept(OTHER, depot) is None  # the winner may well hold
-    compile_ahead([record(code_digest="0" * 64)], H200, depot)
+    compile_ahead([record(code_digest="0" * 64)], H200, depot, meter)
+    assert (meter.done, meter.steps) == (2, 2)
     assert kept(OTHER, depot) is not None
     before = kept(WINNER, depot)
     audit(record(), Answering(winner=measured(1.0)), depot)
@@ -164,12 +168,12 @@ def test_only_what_will_be_measured_is_compiled_ahead(tmp_path):
 def test_a_finalist_that_is_no_config_any_more_is_compiled_by_nobody(tmp_path):
     stored = record(code_digest="0" * 64)
     gone = replace(stored.runners_up[0], config={**OTHER, "TM": 3})
-    compile_ahead([replace(stored, runners_up=(gone,))], H200, Depot(tmp_path))
+    compile_ahead([replace(stored, runners_up=(gone,))], H200, Depot(tmp_path), Meter())
     assert kept(WINNER, Depot(tmp_path)) is not None
 
 
 def test_a_depot_that_keeps_nothing_has_nothing_compiled_ahead(tmp_path):
-    compile_ahead([record()], H200, Depot(tmp_path, limit_bytes=0))
+    compile_ahead([record()], H200, Depot(tmp_path, limit_bytes=0), Meter())
     assert list(tmp_path.iterdir()) == []
 
 

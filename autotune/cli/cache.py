@@ -162,6 +162,7 @@ def verify_command(
     finalist of its search can take its place. Records of other GPUs are only read and rendered. Exit code 1
     when something failed or could not be read.
     """
+    from autotune.cli.watchers import meter
     from autotune.tuning.audit import TOLERANCE, OneWorker, audit, compile_ahead
     from autotune.values.device import current_device
 
@@ -186,7 +187,8 @@ def verify_command(
     rows, failures = [], len(broken)
     here = [entry for entry in entries if device is not None and _is_of(entry.record, device)]
     if device is not None:
-        compile_ahead([entry.record for entry in here], device, store.depot)
+        with meter() as line:
+            compile_ahead([entry.record for entry in here], device, store.depot, line)
     with OneWorker(ordinal or 0) as workers:
         for entry in entries:
             state: str

@@ -22,6 +22,7 @@ from autotune.records.schema import Record
 from autotune.space.space import Space
 from autotune.tuning.built import Built
 from autotune.tuning.finals import SUSTAINED_S
+from autotune.tuning.meter import Meter
 from autotune.values.device import Device, known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 from autotune.values.problem import Problem
@@ -165,10 +166,14 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
     )
 
 
-def compile_ahead(stored: Iterable[Record], device: Device, depot: Depot) -> None:
+def compile_ahead(stored: Iterable[Record], device: Device, depot: Depot, meter: Meter) -> None:
     """Compile what `audit` will need of records of a device, all side by side, before anything is timed.
 
-    What does not compile is told by `audit`.
+    Args:
+        stored: The records; of what does not compile `audit` tells.
+        device: Of this machine.
+        depot: Where machine code is kept.
+        meter: Counts kernels.
 
     Raises:
         ToolchainError: NVRTC is missing.
@@ -179,8 +184,9 @@ def compile_ahead(stored: Iterable[Record], device: Device, depot: Depot) -> Non
     for record in stored:
         for source in _needed(record, device, depot):
             wanted[source.text] = source.text, source.entry, record.toolchain.nvrtc
+    meter.begin("compiling", len(wanted))
     for _ in _all_compiled(wanted, device, depot):
-        pass
+        meter.step()
 
 
 def _needed(record: Record, device: Device, depot: Depot) -> Iterator[Source]:
