@@ -188,6 +188,17 @@ def test_one_process_serves_record_after_record_until_l2_is_to_be_cold(tmp_path,
     assert len(starts.read_text().split()) == 2
 
 
+def test_a_worker_that_has_turned_proves_the_next_record_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_GPU", str(tmp_path / "measured"))
+    with OneWorker(0, "stub_gpu:serve_hashed") as workers:  # whose times are 1 to 2 ms
+        for problem in (PROBLEM, Problem(64, 64, 128)):
+            stored = made(problem, ms=0.1)
+            finding = audit(stored, workers, Depot(tmp_path))
+            assert (finding.state, finding.renewed.problem) == ("slower", problem)
+            assert finding.renewed.timing.median_ms == finding.now_ms
+            assert finding.renewed.sustained.mean_ms == pytest.approx(1.25 * finding.now_ms)
+
+
 def test_staleness_needs_no_gpu(root):
     assert staleness(record(), Depot(root)) is None
     assert "the record is stale" in staleness(record(code_digest="0" * 64), Depot(root))
