@@ -24,7 +24,7 @@ from autotune.errors import Rejected
 from autotune.measure.verify import verify_numpy
 from autotune.simulator import Fault, machine, run_ptx
 from autotune.simulator.fma import fma32
-from autotune.simulator.launches import workspace_of
+from autotune.simulator.launches import run_launch, workspace_of
 from autotune.space.file import read_space_file
 from autotune.space.space import Space
 from autotune.values.device import named_device
@@ -176,16 +176,12 @@ def difference(
     _, alpha, beta, start = SCALARS[scalars]
     a, b, c = operands(problem, kind, start)
     arrays = a.copy(), b.copy(), c.copy()
-    args = [
-        np.float32(alpha),
-        arrays[0],
-        arrays[1],
-        np.float32(beta),
-        arrays[2],
-        *workspace_of(source.launch).values(),
-    ]
-    shared = launch.shared_bytes if shared_bytes is None else shared_bytes
-    report = run_ptx(ptx, source.entry, launch.grid, launch.block, args, shared_bytes=shared)
+    named: dict[Any, Any] = dict(zip("abc", arrays, strict=True))
+    named |= {"alpha": np.float32(alpha), "beta": np.float32(beta), **workspace_of(launch)}
+    if shared_bytes is not None:
+        last = dataclasses.replace(launch.kernels[-1], shared_bytes=shared_bytes)
+        launch = dataclasses.replace(launch, kernels=(*launch.kernels[:-1], last))
+    report = run_launch(ptx, launch, named)
     for found in report.faults + report.notes:
         return found
     if (bits(arrays[0]) != bits(a)).any() or (bits(arrays[1]) != bits(b)).any():

@@ -45,6 +45,7 @@ KEPT_SHARE = 0.17  # of the issue slots, lost to register banks for each operand
 MEETING_CLOCKS = 5000.0  # for blocks to keep their partial sums, count themselves in, and one to go on
 CLUSTER_CLOCKS = 2500.0  # the same for the blocks of a cluster: 1.2 to 2.3 us less than through the workspace
 DRAM_ACCESS_BYTES = 64
+TURN_MS = 0.002  # for a kernel to begin that turns an operand first
 L2_BYTES_PER_CLOCK = 48.0  # per SM: 5120 bytes per clock for 108 SMs, NVIDIA A100 whitepaper
 SHARPNESS = 10.0  # exponent of the smoothed maximum
 
@@ -65,14 +66,14 @@ NAMES = frozenset(
 )
 FOLLOWS: frozenset[str] | None = frozenset(
     {"VM", "VN", "split_k", "transpose_a", "transpose_b", "read_k", "vec_a", "vec_b", "vec_c", "spread_n"}
-    | {"smem_pad", "edge", "group_m"}
+    | {"turn_a", "turn_b", "smem_pad", "edge", "group_m"}
 )
 # What the model reads too, with the value of a space that lacks the choice.
 CHOICES: dict[str, Any] = dict.fromkeys(
     {"split_k", "blocks", "most_parts", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"}
     | {"together_a", "together_b", "cluster_k"},
     1,
-)
+) | {"turn_a": 0, "turn_b": 0}
 
 
 RELIEF: Mapping[str, tuple[str, str]] = {}  # what is said of any kernel is said of this family
@@ -85,12 +86,22 @@ def reading_tile(v: Mapping[str, Any]) -> tuple[int, int]:
 
 def _dram_bytes(v: Mapping[str, Any], problem: Problem, device: Device) -> Any:
     """Return the bytes that DRAM moves: of operands beyond L2 whole accesses of each row."""
-    found = traffic_bytes(problem)
-    for along, rows in ((problem.layout[0] == "n", problem.m), (problem.layout[1] == "t", problem.n)):
+    found: Any = traffic_bytes(problem)
+    a_along, b_along = problem.layout[0] == "n", problem.layout[1] == "t"
+    for along, turned, rows in ((a_along, v["turn_a"], problem.m), (b_along, v["turn_b"], problem.n)):
         size = FLOAT_BYTES * rows * problem.k
         if along and size > device.l2_bytes:
-            found = found + size * np.maximum(0, DRAM_ACCESS_BYTES / (FLOAT_BYTES * v["BK"]) - 1)
+            extra = np.maximum(0, DRAM_ACCESS_BYTES / (FLOAT_BYTES * v["BK"]) - 1)
+            found = found + size * np.where(turned, 0, extra)
     return found
+
+
+def _turning_ms(v: Mapping[str, Any], problem: Problem, device: Device) -> Any:
+    """Return the time of the kernels that turn an operand before the product, reading and writing it once."""
+    if not device.bandwidth_gbs:
+        return 0.0
+    floats = problem.k * (v["turn_a"] * problem.m + v["turn_b"] * problem.n)
+    return 2 * FLOAT_BYTES * floats / device.bandwidth_gbs * 1e-6 + TURN_MS * (v["turn_a"] + v["turn_b"])
 
 
 def parts(
@@ -142,8 +153,9 @@ def parts(
     sums = np.where(meetings > 0, meetings * MEETING_CLOCKS + kept_bytes / L2_BYTES_PER_CLOCK, 0)
     sums = sums + np.where(v["cluster_k"] > 1, CLUSTER_CLOCKS, 0)
     dram_ms = _dram_bytes(v, problem, device) / device.bandwidth_gbs * 1e-6 if device.bandwidth_gbs else 0.0
+    product_ms = np.maximum(step * steps_ms + (rounds * GLOBAL_LATENCY + sums) * ms_per_clock, dram_ms)
     return {
-        "ms": np.maximum(step * steps_ms + (rounds * GLOBAL_LATENCY + sums) * ms_per_clock, dram_ms),
+        "ms": product_ms + _turning_ms(v, problem, device),
         "blocks": blocks,
         "registers": registers,
         "spill_bytes": spill_bytes,

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
-// config   BM32-TM8-LM4-BN128-TN8-VM4-VN1-BK64-split_k1-cluster_k1-warps_k2-reg-stages1-transpose_a1-transpose_b0-read_k4-vec_a4-vec_b1-vec_c1-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
+// config   turn_a0-turn_b0-BM32-TM8-LM4-BN128-TN8-VM4-VN1-BK64-split_k1-cluster_k1-warps_k2-reg-stages1-transpose_a1-transpose_b0-read_k4-vec_a4-vec_b1-vec_c1-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
-// config   BM256-TM8-LM4-BN64-TN4-VM4-VN4-BK8-split_k1-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n1-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-row-group_m1-min_blocks2
+// config   turn_a0-turn_b0-BM256-TM8-LM4-BN64-TN4-VM4-VN4-BK8-split_k1-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n1-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-row-group_m1-min_blocks2
 // template
 
 // The problem.
