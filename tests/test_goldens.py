@@ -55,7 +55,7 @@ CASES: dict[str, dict[str, Case]] = {
         "spread_columns": (
             (4095, 4097, 1023, "tt", 1),
             "odd_block",
-            {"BM": 256, "LM": 4, "BN": 64, "TN": 4, "stages": 2, "ffma_order": "row"},
+            {"BM": 256, "LM": 4, "lane_order": "pairs", "BN": 64, "TN": 4, "stages": 2, "ffma_order": "row"},
         ),
         "uneven_parts_of_k": (
             (1000, 1000, 1000),

@@ -66,14 +66,14 @@ NAMES = frozenset(
 )
 FOLLOWS: frozenset[str] | None = frozenset(
     {"VM", "VN", "split_k", "transpose_a", "transpose_b", "read_k", "vec_a", "vec_b", "vec_c", "spread_n"}
-    | {"turn_a", "turn_b", "smem_pad", "edge", "group_m"}
+    | {"turn_a", "turn_b", "smem_pad", "edge", "group_m", "lane_order"}
 )
 # What the model reads too, with the value of a space that lacks the choice.
 CHOICES: dict[str, Any] = dict.fromkeys(
     {"split_k", "blocks", "most_parts", "warps_k", "read_k", "transpose_b", "sum_group", "sum_groups"}
     | {"together_a", "together_b", "cluster_k"},
     1,
-) | {"turn_a": 0, "turn_b": 0}
+) | {"turn_a": 0, "turn_b": 0, "lane_order": "rows"}
 
 
 RELIEF: Mapping[str, tuple[str, str]] = {}  # what is said of any kernel is said of this family
@@ -177,9 +177,10 @@ def _instructions(v: Mapping[str, Any], ffmas: Any) -> tuple[Any, Any]:
     width_n = np.where((v["transpose_b"] == 0) & (v["read_k"] > 1), v["read_k"], width_n)
     depth = v["BK"] / v["warps_k"]
     reads_m, reads_n = depth * v["TM"] / width_m, depth * v["TN"] / width_n
-    # Lanes n and n^1 share A unless the lane grid has one column; n and n^2 share B if it has at most two.
+    # Lanes i and i^1 share A unless the grid has one column, i and i^2 share B by order or if it has two.
     clocks_m = np.where(v["LN"] > 1, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_m / 4
-    clocks_n = np.where(v["LN"] <= 2, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_n / 4
+    paired_n = (v["LN"] <= 2) | ((np.asarray(v["lane_order"]) == "pairs") & (v["LN"] < WARP))
+    clocks_n = np.where(paired_n, PAIRED_READ_CLOCKS, READ_CLOCKS) * width_n / 4
 
     copies_a, copies_b = v["a_pieces"] / v["num_threads"], v["b_pieces"] / v["num_threads"]
     # Where stores transpose, each is one float of one stored row, or of several that are loaded together.

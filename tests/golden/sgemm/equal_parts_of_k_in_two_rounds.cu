@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
-// config   turn_a0-turn_b0-BM32-TM8-LM4-BN64-TN2-VM1-VN1-BK16-split_k32-cluster_k1-warps_k4-cp_async-stages4-transpose_a0-transpose_b0-read_k4-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline0-unroll_stages1-serpentine-group_m1-min_blocks1
+// config   turn_a0-turn_b0-BM32-TM8-LM4-BN64-TN2-rows-VM1-VN1-BK16-split_k32-cluster_k1-warps_k4-cp_async-stages4-transpose_a0-transpose_b0-read_k4-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-exact-fragment_pipeline0-unroll_stages1-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
-// config   turn_a0-turn_b0-BM128-TM8-LM4-BN128-TN8-VM4-VN4-BK16-split_k1-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-guarded-fragment_pipeline1-unroll_stages1-row-group_m8-min_blocks1
+// config   turn_a0-turn_b0-BM128-TM8-LM4-BN128-TN8-rows-VM4-VN4-BK16-split_k1-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad4-guarded-fragment_pipeline1-unroll_stages1-row-group_m8-min_blocks1
 // template
 
 // The problem.

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   turn_a0-turn_b0-BM16-TM1-LM4-BN16-TN1-VM1-VN1-BK16-split_k1-cluster_k1-warps_k1-reg-stages1-transpose_a0-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad0-exact-fragment_pipeline0-unroll_stages0-row-group_m1-min_blocks1
+// config   turn_a0-turn_b0-BM16-TM1-LM4-BN16-TN1-rows-VM1-VN1-BK16-split_k1-cluster_k1-warps_k1-reg-stages1-transpose_a0-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n0-smem_pad0-exact-fragment_pipeline0-unroll_stages0-row-group_m1-min_blocks1
 // template
 
 // The problem.

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout nn
-// config   turn_a0-turn_b0-BM128-TM16-LM8-BN32-TN4-VM4-VN4-BK32-split_k12-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
+// config   turn_a0-turn_b0-BM128-TM16-LM8-BN32-TN4-rows-VM4-VN4-BK32-split_k12-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline0-unroll_stages0-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.

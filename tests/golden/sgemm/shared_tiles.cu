@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
-// config   turn_a0-turn_b0-BM128-TM8-LM2-BN128-TN8-VM4-VN4-BK8-split_k0-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks2
+// config   turn_a0-turn_b0-BM128-TM8-LM2-BN128-TN8-rows-VM4-VN4-BK8-split_k0-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks2
 // template
 
 // The problem.

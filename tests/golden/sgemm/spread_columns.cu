@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
-// config   turn_a0-turn_b0-BM256-TM8-LM4-BN64-TN4-VM4-VN4-BK8-split_k1-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n1-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-row-group_m1-min_blocks2
+// config   turn_a0-turn_b0-BM256-TM8-LM4-BN64-TN4-pairs-VM4-VN4-BK8-split_k1-cluster_k1-warps_k1-cp_async-stages2-transpose_a1-transpose_b1-read_k1-vec_a1-vec_b1-vec_c1-spread_n1-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-row-group_m1-min_blocks2
 // template
 
 // The problem.
@@ -165,7 +165,9 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C)
     const int thread = threadIdx.x;
     const int warp = thread / 32, lane = thread % 32;
     const int warp_m = warp / warps_n, warp_n = warp % warps_n;
-    const int lane_m = lane / LN, lane_n = lane % LN;
+    // Lanes i and i^1 read the same of A, i and i^2 the same of B: shared memory serves either in half as many passes.
+    const int lane_place = (lane & 1) | (lane & 2) << 3 | lane >> 2 << 1;
+    const int lane_m = lane_place / LN, lane_n = lane_place % LN;
     // Blocks walk down group_m rows of tiles before they move on along n, so that blocks that run together share
     // their tiles of A and B in L2.
     constexpr int group_tiles = group_m * tiles_n;

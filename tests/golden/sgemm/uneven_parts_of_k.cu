@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   turn_a0-turn_b0-BM192-TM4-LM8-BN96-TN12-VM4-VN4-BK16-split_k4-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-blocked-group_m1-min_blocks2
+// config   turn_a0-turn_b0-BM192-TM4-LM8-BN96-TN12-rows-VM4-VN4-BK16-split_k4-cluster_k1-warps_k1-reg-stages2-transpose_a1-transpose_b1-read_k1-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-shifted-fragment_pipeline1-unroll_stages1-blocked-group_m1-min_blocks2
 // template
 
 // The problem.

@@ -1,5 +1,5 @@
 // sgemm: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   turn_a0-turn_b0-BM32-TM8-LM4-BN32-TN4-VM1-VN4-BK32-split_k8-cluster_k2-warps_k4-cp_async-stages3-transpose_a0-transpose_b1-read_k4-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
+// config   turn_a0-turn_b0-BM32-TM8-LM4-BN32-TN4-rows-VM1-VN4-BK32-split_k8-cluster_k2-warps_k4-cp_async-stages3-transpose_a0-transpose_b1-read_k4-vec_a4-vec_b4-vec_c4-spread_n0-smem_pad4-exact-fragment_pipeline1-unroll_stages1-serpentine-group_m1-min_blocks1
 // template
 
 // The problem.
