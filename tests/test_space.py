@@ -589,7 +589,8 @@ def test_every_constraint_is_broken_by_some_point(sgemm):
         layout = choose.choice(LAYOUTS)
         extent = choose.choice([9, 4095, 4096, 2**31 - 1])
         device = choose.choice([small, named_device("t4")])
-        violations = sgemm.violations(config, Problem(extent, extent, 9, layout), device)
+        problem = Problem(extent, extent, choose.choice([9, 4095]), layout, batch=choose.choice([1, 2]))
+        violations = sgemm.violations(config, problem, device)
         broken |= {violation.partition(":")[0] for violation in violations}
     guards = {"fragment_widths", "shared_rows_aligned", "pipeline_parity"}  # see the next test
     assert broken | guards == {rule.name for rule in sgemm.rules if not rule.narrows}
