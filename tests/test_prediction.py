@@ -338,7 +338,7 @@ def test_learning_finds_what_the_estimate_is_blind_to(tmp_path):
 def test_trials_of_values_that_are_no_longer_searched_are_left_out(tmp_path):
     """Else they would become tiles that every choice looks at, and probes of another space."""
     config = SGEMM.fitted(SGEMM.presets["tiny_block"], PROBLEM, H200)
-    gone = Config({**config, "BM": 48})
+    gone = Config({**config, "BM": 40})
     other = Problem(64, 64, 64)
     measured = [
         Measured(PROBLEM, (gone, config), np.array([1.0, 2.0])),
