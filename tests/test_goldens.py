@@ -86,12 +86,12 @@ CASES: dict[str, dict[str, Case]] = {
         "rows_along_k_guarded": (
             (4097, 3, 333),
             "row_along",
-            {"vec_a": 1, "vec_b": 1, "LK": 16, "unroll_k": 1, "edge": "guarded", "min_blocks": 2},
+            {"vec_a": 1, "vec_b": 1, "LK": 16, "unroll_k": 1, "ahead": 2, "edge": "guarded", "min_blocks": 2},
         ),
         "columns_across_two_buffers": (
             (4096, 8, 4096, "tt", 1),
             "many_across",
-            {"LK": 1, "warps_k": 4, "blocks_per_sm": 7, "unroll_k": 2, "BK": 64},
+            {"LK": 1, "warps_k": 4, "blocks_per_sm": 7, "unroll_k": 2, "BK": 64, "ahead": 2},
         ),
         "rows_across_undivided_k": (
             (16, 4095, 1023, "tn", 1),

@@ -31,6 +31,10 @@ from autotune.values.problem import LAYOUTS, Layout, Problem, Strided
 
 H200 = named_device("h200")
 SKINNY = Space.load("sgemm_skinny")
+CALL = "prefetch.global.L2 [%0];"
+CHECKED_CALL = (
+    "{ .reg .f32 called; ld.volatile.global.f32 called, [%0]; }"  # the simulator checks where it reads
+)
 UNOPTIMISED = ("-Xptxas=-O0",)  # the PTX is the same; of the machine code nothing is asked here
 STRIDES = {  # floats added to each leading dimension; what the addresses are multiples of
     "tight": (0, 4),
@@ -213,7 +217,9 @@ def test_every_pair_of_choices_is_right_twice(tmp_path: Path) -> None:
     with CompilePool(workers=2, timeout_s=60) as pool:
         for case in cases:
             source = render(SKINNY, case.config, case.problem, H200)
-            pool.submit((case, source), source.text, source.entry, "sm_90", UNOPTIMISED)
+            assert (CALL in source.text) == (case.config["ahead"] > 0)
+            text = source.text.replace(CALL, CHECKED_CALL)
+            pool.submit((case, source), text, source.entry, "sm_90", UNOPTIMISED)
         end = time.monotonic() + 240
         while pool.pending and time.monotonic() < end:
             for (case, source), binary in pool.collect(timeout=1):

@@ -99,7 +99,8 @@ def parts(
 
     # Clocks of one turn of one block.
     moved = FLOAT_BYTES * v["loaded"] * threads
-    in_flight = resident * moved * np.where(v["stages"] == 2, BOTH_SETS, 1)
+    called = FLOAT_BYTES * v.get("ahead", 0) * v["BW"] * v["BK"]  # into L2
+    in_flight = resident * (moved * np.where(v["stages"] == 2, BOTH_SETS, 1) + called)
     share = BANDWIDTH_SHARE * device.bandwidth_gbs * 1e3 / device.clock_mhz / device.sm_count
     rate = (share**-MEMORY_SHARPNESS + (in_flight / LATENCY) ** -MEMORY_SHARPNESS) ** (-1 / MEMORY_SHARPNESS)
     reads = v["narrow"] * v["unroll_k"] * 4 / v["VK"]

@@ -1,5 +1,5 @@
 // sgemm_skinny: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nt
-// config   vec_a4-vec_b4-LK8-TW4-warps_w4-warps_k1-blocks_per_sm4-unroll_k1-BK64-stages2-exact-min_blocks4
+// config   vec_a4-vec_b4-LK8-TW4-warps_w4-warps_k1-blocks_per_sm4-unroll_k1-BK64-stages2-ahead0-exact-min_blocks4
 // template
 
 // The problem. B has the wide extent of C and is read once from memory; A has the narrow one and is kept close.

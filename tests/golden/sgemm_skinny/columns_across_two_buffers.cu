@@ -1,5 +1,5 @@
 // sgemm_skinny: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tt
-// config   vec_a4-vec_b4-LK1-TW4-warps_w1-warps_k4-blocks_per_sm7-unroll_k2-BK64-stages2-exact-min_blocks1
+// config   vec_a4-vec_b4-LK1-TW4-warps_w1-warps_k4-blocks_per_sm7-unroll_k2-BK64-stages2-ahead2-exact-min_blocks1
 // template
 
 // The problem. A has the wide extent of C and is read once from memory; B has the narrow one and is kept close.
@@ -15,6 +15,7 @@ constexpr int warps_w = 1, warps_k = 4;  // warps of a block
 constexpr int BK = 64;  // depth of one step along k
 constexpr int unroll_k = 2;  // quads of k that a thread loads together
 constexpr int stages = 2;  // sets of them in registers
+constexpr int ahead = 2;  // steps that A is called into L2 before it is read
 constexpr int vec_w = 4, vec_n = 4;  // floats per global load of A, of B
 constexpr int split_k = 28;  // slices of k
 
@@ -139,6 +140,19 @@ sgemm_skinny(float alpha, const float* A, const float* B, float beta, float* C,
     const int first_step = (long long)tiles_k * slice / split_k;
     const int end_step = (long long)tiles_k * (slice + 1) / split_k;
 
+    // Call what step `step` reads of A into L2, one line of 128 bytes after another.
+    constexpr int row_lines = 4, lines = BK * row_lines;
+    auto call_wide = [&](int step) {
+        #pragma unroll
+        for (int i = 0; i < lines; i += num_threads) {
+            const int line = i + thread, row = line / row_lines, at = line % row_lines * 32;
+            if (i + num_threads > lines && line >= lines)
+                break;
+            const float* const from = A + ((long long)step * BK + row) * ldw + min(tile * BW + at, wide - 1);
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(from));
+        }
+    };
+
     // B lies [narrow][k] in memory, and a step of it as [narrow][BK] in one of two buffers.
     float* const Ns = shared;  // [2][narrow][Ns_row]
     auto load_narrow = [&](int step, int buffer) {
@@ -218,12 +232,18 @@ sgemm_skinny(float alpha, const float* A, const float* B, float beta, float* C,
     const int whole_steps = end_step;
     if (step < whole_steps)
         load_wide(0, 0);
+    #pragma unroll
+    for (int s = 0; s < ahead; ++s)
+        if (step + s < whole_steps)
+            call_wide(step + s);
     #pragma unroll 1
     for (; step < whole_steps; ++step, buffer ^= 1) {
         #pragma unroll
         for (int turn = 0; turn < turns; ++turn) {
             if (turn == 0)
                 exchange();
+            if (turn == 0 && step + ahead < whole_steps)
+                call_wide(step + ahead);
             if (turn + 1 < turns || step + 1 < whole_steps)
                 load_wide((turn + 1) % 2, turn + 1);
             multiply(turn % 2, buffer, turn);

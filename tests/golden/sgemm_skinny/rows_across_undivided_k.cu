@@ -1,5 +1,5 @@
 // sgemm_skinny: C[m,n] = alpha op(A)[m,k] op(B)[k,n] + beta C, float32, row-major, layout tn
-// config   vec_a1-vec_b1-LK2-TW4-warps_w2-warps_k8-blocks_per_sm0-unroll_k2-BK512-stages1-guarded-min_blocks1
+// config   vec_a1-vec_b1-LK2-TW4-warps_w2-warps_k8-blocks_per_sm0-unroll_k2-BK512-stages1-ahead0-guarded-min_blocks1
 // template
 
 // The problem. B has the wide extent of C and is read once from memory; A has the narrow one and is kept close.

@@ -1,5 +1,5 @@
 // sgemm_skinny: C[m,n] = alpha op(A)[m,k] op(B)[k,n], float32, row-major, layout nn
-// config   vec_a1-vec_b1-LK16-TW4-warps_w4-warps_k2-blocks_per_sm0-unroll_k1-BK512-stages1-guarded-min_blocks2
+// config   vec_a1-vec_b1-LK16-TW4-warps_w4-warps_k2-blocks_per_sm0-unroll_k1-BK512-stages1-ahead2-guarded-min_blocks2
 // template
 
 // The problem. A has the wide extent of C and is read once from memory; B has the narrow one and is kept close.
@@ -15,6 +15,7 @@ constexpr int warps_w = 4, warps_k = 2;  // warps of a block
 constexpr int BK = 512;  // depth of one step along k
 constexpr int unroll_k = 1;  // quads of k that a thread loads together
 constexpr int stages = 1;  // sets of them in registers
+constexpr int ahead = 2;  // steps that A is called into L2 before it is read
 constexpr int vec_w = 1, vec_n = 1;  // floats per global load of A, of B
 constexpr int split_k = 1;  // slices of k
 
@@ -142,6 +143,19 @@ sgemm_skinny(float alpha, const float* A, const float* B, float beta, float* C)
     const int slice = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     constexpr int first_step = 0, end_step = tiles_k;
 
+    // Call what step `step` reads of A into L2, one line of 128 bytes after another.
+    constexpr int row_lines = 16, lines = BW * row_lines;
+    auto call_wide = [&](int step) {
+        #pragma unroll
+        for (int i = 0; i < lines; i += num_threads) {
+            const int line = i + thread, row = line / row_lines, at = line % row_lines * 32;
+            if (i + num_threads > lines && line >= lines)
+                break;
+            const float* const from = A + min(tile * BW + row, wide - 1) * ldw + ((long long)step * BK + at);
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(from));
+        }
+    };
+
     // B lies [k][narrow] in memory, and a step of it as [narrow][BK] in one of two buffers.
     float* const Ns = shared;  // [2][narrow][Ns_row]
     auto load_narrow = [&](int step, int buffer) {
@@ -246,6 +260,10 @@ sgemm_skinny(float alpha, const float* A, const float* B, float beta, float* C)
     };
 
     const int whole_steps = min(end_step, tiles_k - 1);
+    #pragma unroll
+    for (int s = 0; s < ahead; ++s)
+        if (step + s < whole_steps)
+            call_wide(step + s);
     #pragma unroll 1
     for (; step < whole_steps; ++step, buffer ^= 1) {
         #pragma unroll
@@ -253,6 +271,8 @@ sgemm_skinny(float alpha, const float* A, const float* B, float beta, float* C)
             load_wide(0, turn);  // on their way while the block waits
             if (turn == 0)
                 exchange();
+            if (turn == 0 && step + ahead < whole_steps)
+                call_wide(step + ahead);
             multiply(0, buffer, turn);
         }
         wide_global += BK * stride_k;
