@@ -22,6 +22,7 @@ _OTHERS = {
     "thin_mixed": Problem(32, 4096, 4096, "nt"),
     "thin_deep": Problem(32, 4096, 4096, "nt"),
     "thin_across": Problem(32, 4096, 4096),
+    "thin_shared": Problem(32, 18944, 3584, "nt"),
     "odd_block": Problem(1760, 7133, 1760, "nt", 1),
     "odd_split": Problem(1021, 1021, 1021, "nt", 1),
     "shared_large": Problem(3728, 928, 7392, "nt"),
