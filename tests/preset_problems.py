@@ -28,6 +28,7 @@ _OTHERS = {
     "shared_large": Problem(3728, 928, 7392, "nt"),
     "shared_square": Problem(3552, 736, 6320, "nt"),
     "shared_slim": Problem(592, 928, 4160, "nt"),
+    "shared_thin": Problem(35, 8457, 2560, beta=1),
     "turning_block": Problem(1024, 1024, 1024),
     "turning_eight": Problem(512, 512, 512),
 }
