@@ -345,7 +345,7 @@ def test_no_legal_config(run, refuse, tmp_path, target):
         (["--preset", "square_block", "--set", "stages=²"], "stages = '²': give one of 1, 2, 3, 4"),
         (["--preset", "square_block", "--set", f"stages={'9' * 5000}"], "stages = '999"),
         (["--preset", "square_block", "--set", "loader=tma"], "loader = 'tma': give one of reg, cp_async"),
-        (["--preset", "square_block", "--set", "BX=1"], "'BX' is not a parameter of sgemm: give BM, "),
+        (["--preset", "square_block", "--set", "BX=1"], "'BX' is not a parameter of sgemm: give turn_a, "),
         (["--config", "{"], "--config: is not JSON ("),
         (["--config", '{"a": ' * 9999], "--config: is not JSON ("),
         (["--config", '{"BM": 128}'], "the config misses TM, LM, BN"),
@@ -439,7 +439,7 @@ def test_tuning_without_a_gpu(tmp_path):
     assert status == 0, err
     path = tmp_path / "NVIDIA_H200" / "estimated" / "sgemm_f32_nn_m64_n96_k40_beta0_ffma.json"
     assert out.startswith(
-        "64 x 96 x 40 nn for NVIDIA H200: estimated, compiled and simulated\n  config    BM"
+        "64 x 96 x 40 nn for NVIDIA H200: estimated, compiled and simulated\n  config    turn_a0-turn_b0-BM"
     )
     assert "2 of " in out
     assert "nothing was measured: run 'autotune tune --m 64 --n 96 --k 40' on a machine with this GPU" in out

@@ -176,9 +176,9 @@ def test_a_time_ends_the_compiling(tmp_path, one_proof):
 
 
 def test_a_template_that_is_wrong_leaves_no_record_and_is_not_proven_again(tmp_path):
-    space = altered(tmp_path / "space", "write_c.cu.jinja", "alpha", "beta")
+    space = altered(tmp_path / "space", "output.cu.jinja", "alpha * sums", "2.0f * alpha * sums")
     root = tmp_path / "records"
-    best = r"none of the 2 best estimates proved right in the simulator: sgemm:BM.*is off by"
+    best = r"none of the 2 best estimates proved right in the simulator: sgemm:turn_a0.*is off by"
     for says in (best, "none of the 2 best estimates|0 of 2 candidates are usable"):
         with pytest.raises(TuningError, match=says):
             foresee(TINY, H200, space=space, budget="2", root=root)

@@ -267,7 +267,7 @@ def test_a_space_without_a_legal_point_is_no_fault_of_the_gpu(asked, served, tmp
     for m in range(64, 64 + quick.MOST_FAILURES):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with pytest.raises(UsageError, match="no kernel family computes"):
+            with pytest.raises(UsageError, match="no config is legal for"):
                 asked(m, space=space, tune="quick")
     assert served(tune="quick").served == "exact"
 

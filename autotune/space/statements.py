@@ -54,7 +54,7 @@ _KEYS = {
     "prepare": (*LAUNCH, "arguments"),
 }
 _ADAPTS = (  # how a tile meets a problem's edges and alignment, and a GPU's age: not what the tile is
-    *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "turn_a", "turn_b", "loader", "stages"),
+    *("edge", "vec_a", "vec_b", "vec_c", "spread_n", "transpose_a", "loader", "stages"),
     *("unroll_stages", "fragment_pipeline", "min_blocks"),
 )
 HEAD = ("family", "summary", "model", "adapts", "uses", "serves")
