@@ -52,6 +52,11 @@ CASES: dict[str, dict[str, Case]] = {
             {"LM": 4, "TN": 8, "BK": 64, "split_k": 1, "stages": 1, "vec_b": 1, "edge": "shifted",
              "fragment_pipeline": 0, "unroll_stages": 0},
         ),
+        "turned_operands": (
+            (132, 260, 100, "nt"),
+            "square_block",
+            {"turn_a": 1, "turn_b": 1, "split_k": 2, "stages": 2, "edge": "shifted"},
+        ),
         "spread_columns": (
             (4095, 4097, 1023, "tt", 1),
             "odd_block",

@@ -59,6 +59,9 @@ def test_a_fault_ends_the_sequence(ptx):
 
 
 WAITS = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+COPY = """
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4; cp.async.wait_all;"
+        :: "r"((unsigned)__cvta_generic_to_shared(s)), "l"(C) : "memory");"""
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,7 @@ WAITS = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
         ),
         (f"if (blockIdx.x > 7) return; {WAITS} C[threadIdx.x] = 1.0f;", "bra stands before"),
         ("C[threadIdx.x] = 1.0f;", "st.global.u32 stands before griddepcontrol.wait"),
+        (f"__shared__ float s[1]; {COPY} {WAITS} C[threadIdx.x] = s[0];", "cp.async.ca.shared.global stands"),
     ],
 )
 def test_a_kernel_that_is_launched_early_waits_first(body, why):

@@ -93,9 +93,12 @@ def _early(extended: Any, driver: Any, function: int, kernel: KernelLaunch, poin
 @cache
 def _extended_launch() -> Any:
     """Return the driver's cuLaunchKernelEx; None where a captured stream would refuse an early launch."""
-    driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)) or version.value < _CAPTURES_EARLY_LAUNCHES:
+    try:
+        driver, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        if driver.cuDriverGetVersion(ctypes.byref(version)) or version.value < _CAPTURES_EARLY_LAUNCHES:
+            return None
+        found = driver.cuLaunchKernelEx
+    except (OSError, AttributeError):  # CuPy may have found the driver by another name
         return None
-    found = driver.cuLaunchKernelEx
     found.argtypes = [ctypes.c_void_p] * 4
     return found

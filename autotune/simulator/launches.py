@@ -89,7 +89,7 @@ def _early(ptx: str, entry: str) -> Fault | None:
     for x in load_program(ptx, entry).kernel.instructions:
         if x.parts[:2] == ("griddepcontrol", "wait") and x.predicate is None:
             return None
-        if is_control(x) or (x.parts[0] in _ACCESSES and _OWN.isdisjoint(x.parts)):
+        if is_control(x) or (x.parts[0] in _ACCESSES and ("global" in x.parts or _OWN.isdisjoint(x.parts))):
             break
     why = f"kernel {entry} may run beside those before it, and {x.opcode} stands before griddepcontrol.wait"
     return Fault("early-access", why, x.line or None, (0, 0, 0), (0, 0, 0))
