@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.explain import source_text, text
-from autotune.errors import ConfigError
+from autotune.code import sass
+from autotune.code.banks import BankReads
+from autotune.errors import ConfigError, ToolchainError
 from autotune.families import estimate
 from autotune.measure.proof import small_problem
 from autotune.records import Store
 from autotune.report.explain import differing, explain
-from autotune.report.limit import RELIEF
+from autotune.report.limit import RELIEF, limit_of
 from autotune.space.space import Space
 from autotune.values.device import named_device
 from autotune.values.problem import Problem
@@ -59,6 +61,63 @@ def test_the_main_loop_is_read_from_machine_code(long_block):
     assert 0.88 < loop.share("FFMA") < 0.95
     assert loop.ratio("LDS") == pytest.approx(1 / 16, rel=0.15)  # 4 LDS.128 for 64 FFMAs
     assert loop.ratio("LDGSTS") > 0
+
+
+def test_register_banks_are_counted_in_the_main_loop(long_block):
+    banks = long_block.banks
+    assert banks.ffmas == long_block.loop.opcodes["FFMA"]
+    assert 2 < banks.per_ffma < 2.5  # the sum and one operand; the other is kept for most
+    assert 0.75 < banks.ffmas_per_clock < long_block.loop.share("FFMA")
+    assert f"at most {banks.ffmas_per_clock:.3f} FFMAs per clock" in text([long_block])
+    assert long_block.plain()["main_loop"]["register_banks"]["ffmas_per_clock"] == banks.ffmas_per_clock
+
+
+def test_operands_kept_along_k_are_limited_by_register_banks(long_block):
+    deep = Problem(64, 64, 64000, "nt")
+    found = explain(SGEMM, SGEMM.presets["deep_block"], deep, H200, title="deep_block")
+    assert found.banks.ffmas_per_clock < 0.72
+    assert found.bottleneck == "banks"
+    assert f"wait for {found.banks.waited_share:.0%} of the issue time" in text([found])
+    assert "read_k = 4" in found.relief
+    both = text([long_block, found])
+    shown = next(line for line in both.splitlines() if "register banks  " in line)
+    assert shown.startswith("* ")
+    assert shown.count("reads per FFMA") == 2
+
+
+def test_banks_limit_where_they_take_more_than_a_little_and_than_other_instructions():
+    config = SGEMM.presets["long_block"]
+    modelled = estimate.estimate(SGEMM, SGEMM.values(config, LARGE, H200), LARGE, H200)
+
+    def limit(waited: int, others: int) -> str:
+        banks = BankReads(1000, others, 2500, waited, waited)
+        return limit_of(SGEMM, LARGE, H200, 1024, 1, modelled, banks).name
+
+    assert limit(200, 100) == "banks"
+    assert limit(200, 300) == "issue"
+    assert limit(100, 50) == "issue"
+    assert limit_of(SGEMM, LARGE, H200, 1024, 1, modelled).name == "issue"
+
+
+@pytest.mark.parametrize("device", ["a100", "b200"])
+def test_register_banks_are_not_counted_where_they_limit_no_ffma_or_are_unknown(device):
+    found = explain(SGEMM, SGEMM.presets["long_block"], LARGE, named_device(device))
+    assert found.loop is not None
+    assert found.banks is None
+    assert found.plain()["main_loop"]["register_banks"] is None
+    assert "register banks" not in text([found])
+
+
+def test_without_a_disassembler_the_rest_is_told(monkeypatch):
+    def missing() -> str:
+        raise ToolchainError("nvdisasm is not installed")
+
+    monkeypatch.setattr(sass, "nvdisasm", missing)
+    found = explain(SGEMM, SGEMM.presets["deep_block"], Problem(64, 64, 64000, "nt"), H200)
+    assert found.loop is None
+    assert found.banks is None
+    assert found.bottleneck == "issue"
+    assert "register banks" not in text([found])
 
 
 def test_memory_accesses_are_counted_in_the_simulator(long_block, tiny_block):
@@ -164,6 +223,7 @@ def test_kernels_on_tensor_cores_are_explained_in_their_own_terms():
     assert fast.bottleneck == "tensor"
     assert "limited by the tensor cores: each FP32 product is three of theirs" in text([fast])
     assert fast.loop.multiply == "HGMMA"
+    assert fast.banks is None
     assert fast.ridge == pytest.approx(H200.peak("3xtf32") / H200.bandwidth_gbs)
     warps = Space.load("sgemm_3xtf32")
     for family in (space, warps):

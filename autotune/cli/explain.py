@@ -179,6 +179,7 @@ _SECTIONS = {
         "multiplying",
         "LDS for each of these",
         "other instructions",
+        "register banks",
     ),
     "resident": ("blocks per SM", "occupancy", "waves"),
     "counted in the simulator": (
@@ -232,6 +233,15 @@ def _rows(account: Account) -> list[tuple[str, str]]:
             ("LDS for each of these", f"1 : {1 / loop.ratio('LDS'):.1f}" if loop.ratio("LDS") else "none"),
             ("other instructions", ", ".join(others)),
         ]
+    if account.banks is not None:
+        banks = account.banks
+        rows.append(
+            (
+                "register banks",
+                f"{banks.per_ffma:.2f} reads per FFMA, {banks.waiting_share:.1%} of FFMAs wait, "
+                f"at most {banks.ffmas_per_clock:.3f} FFMAs per clock",
+            )
+        )
     names = {
         "global ld": ("global loads", "sectors"),
         "global copy": ("async copies", "sectors"),

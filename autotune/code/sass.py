@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.code.banks import BankReads, bank_reads
 from autotune.errors import ToolchainError
 
 INSTRUCTION_BYTES = 16  # since Volta
@@ -30,11 +31,13 @@ class Loop:
         opcodes: Opcode without modifiers (FFMA, LDS, LDGSTS) to its number of instructions.
         first: Index of its first instruction.
         total: Instructions of the whole kernel.
+        banks: Register reads of its FFMAs; None where there is none.
     """
 
     opcodes: Mapping[str, int]
     first: int
     total: int
+    banks: BankReads | None
 
     @property
     def instructions(self) -> int:
@@ -96,7 +99,9 @@ def main_loop(cubin: bytes, entry: str) -> Loop:
         and 2 * weight((first, end))[0] > weight(best)[0]
     ]:
         best = max(within, key=weight)
-    return Loop(dict(Counter(opcodes[best[0] : best[1]]).most_common()), best[0], len(code))
+    first, end = best
+    banks = bank_reads((each["opcode"], each.get("operands", "")) for each in code[first:end])
+    return Loop(dict(Counter(opcodes[first:end]).most_common()), first, len(code), banks)
 
 
 def _disassembled(cubin: bytes, entry: str) -> list[dict[str, Any]]:

@@ -60,6 +60,11 @@ RELIEF = {
         "instruction issue: FFMAs and what is issued beside them fill the schedulers",
         "a larger TW reads the narrow operand less per FFMA, unroll_k = 2 halves addresses and barriers",
     ),
+    "banks": (
+        "register banks: FFMAs whose operands lie in one bank wait for {waited:.0%} of the issue time",
+        "an operand's floats of one k lie in one bank, as it is read four k at a time; another stages or "
+        "unroll_k changes which registers meet",
+    ),
     "shared": (
         "shared memory: reads of the narrow operand fill its pipe",
         "a larger TW reads fewer of its floats per FFMA",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune.code import cubins, sass
+from autotune.code.banks import BankReads
 from autotune.code.compiler import Binary
 from autotune.code.depot import Depot
 from autotune.code.render import Source, render
@@ -89,6 +90,7 @@ class Account:
         ridge: FLOP per byte above which the device computes rather than moves.
         roofline_ms: Floor: no kernel of the problem's math is faster on this device.
         loop: Instruction mix of the main loop, from the machine code.
+        banks: Register reads of its FFMAs; None where something else multiplies, or banks limit no FFMA.
         traffic: "global ld", "global st", "shared ld", "shared st" and "copy" (cp.async) of the miniature.
         miniature: The small problem that the traffic was counted on.
         lines: Source line to its share of the miniature's counters.
@@ -117,6 +119,7 @@ class Account:
     waves: float
     wave_efficiency: float
     loop: sass.Loop | None
+    banks: BankReads | None
     traffic: Mapping[str, Traffic]
     miniature: Problem
     lines: Mapping[int, Mapping[str, int]]
@@ -148,7 +151,7 @@ class Account:
 
     def plain(self) -> dict[str, Any]:
         """Return the account as plain values for JSON."""
-        loop = self.loop
+        loop, banks = self.loop, self.banks
         return {
             "title": self.title,
             "problem": asdict(self.problem),
@@ -180,6 +183,14 @@ class Account:
                 "multiply_share": loop.share(loop.multiply),
                 "lds_per_multiply": loop.ratio("LDS"),
                 "opcodes": dict(loop.opcodes),
+                "register_banks": None
+                if banks is None
+                else {
+                    "reads_per_ffma": banks.per_ffma,
+                    "ffmas_waiting_share": banks.waiting_share,
+                    "clocks_waited_share": banks.waited_share,
+                    "ffmas_per_clock": banks.ffmas_per_clock,
+                },
             },
             "traffic": {
                 name: {
@@ -251,7 +262,9 @@ def explain(
     except ConfigError:
         modelled = None
     measured = record if record is not None and record.timing is not None else None
-    limit = limit_of(space, problem, device, blocks, shared, modelled)
+    loop = _loop(binary)
+    banks = loop.banks if loop and loop.multiply == "FFMA" and device.banks_limit_ffmas else None
+    limit = limit_of(space, problem, device, blocks, shared, modelled, banks)
     return Account(
         title=title or config.id,
         problem=problem,
@@ -267,7 +280,8 @@ def explain(
         occupancy=held,
         waves=held.waves(blocks),
         wave_efficiency=wave_efficiency(blocks, device),
-        loop=_loop(binary),
+        loop=loop,
+        banks=banks,
         traffic=traffic,
         miniature=miniature,
         lines=lines,

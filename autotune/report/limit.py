@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autotune.code.banks import BankReads
 from autotune.families import estimate
 from autotune.families.estimate import Estimate
 from autotune.model import account
@@ -12,11 +13,19 @@ from autotune.values.device import Device
 from autotune.values.problem import Problem
 
 LOST_TO_WAVES = 0.25  # share of the SMs' time without work, above which that is what limits a kernel
+LOST_TO_BANKS = (
+    0.1  # share of the issue time waited for banks, above which they limit it, not other instructions
+)
 
 RELIEF = {  # bottleneck: (what it means, the change that would relieve it), where a family does not say
     "issue": (
         "instruction issue: FFMAs and what is issued beside them fill the schedulers",
         "a larger thread tile (TM, TN) or wider copies issue fewer other instructions per FFMA",
+    ),
+    "banks": (
+        "register banks: FFMAs whose operands lie in one bank wait for {waited:.0%} of the issue time",
+        "another ffma_order or thread tile (TM, TN) changes which registers meet; with read_k = 4 an "
+        "operand's floats of one k lie in one bank, which transpose_a and transpose_b = 1 avoid",
     ),
     "tensor": (
         "the tensor cores: each FP32 product is three of theirs",
@@ -75,7 +84,13 @@ def wave_efficiency(blocks: int, device: Device) -> float:
 
 
 def limit_of(
-    space: Space, problem: Problem, device: Device, blocks: int, shared: int, modelled: Estimate | None
+    space: Space,
+    problem: Problem,
+    device: Device,
+    blocks: int,
+    shared: int,
+    modelled: Estimate | None,
+    banks: BankReads | None = None,
 ) -> Limit:
     """Return what limits a kernel.
 
@@ -86,6 +101,7 @@ def limit_of(
         blocks: Of its grid.
         shared: Bytes of shared memory of a block.
         modelled: Its estimate; None where no model knows the family.
+        banks: Register reads of its main loop; None where they are not known, or limit no FFMA.
     """
     efficiency, sms = wave_efficiency(blocks, device), device.sm_count
     lost = 1 - efficiency > LOST_TO_WAVES
@@ -97,5 +113,9 @@ def limit_of(
         name = "dram"
     else:
         name = "shared" if shared else "global"
+    waited = 0.0 if banks is None else banks.waited_share
+    if name == "issue" and banks is not None and waited > LOST_TO_BANKS and banks.waited > banks.others:
+        name = "banks"
     because, relief = {**RELIEF, **estimate.relief(space)}[name]
-    return Limit(name, because.format(blocks=blocks, sms=sms, idle=sms - blocks, busy=efficiency), relief)
+    because = because.format(blocks=blocks, sms=sms, idle=sms - blocks, busy=efficiency, waited=waited)
+    return Limit(name, because, relief)

@@ -86,6 +86,14 @@ class Device:
         return 64 if self.capability <= 80 else 128
 
     @property
+    def banks_limit_ffmas(self) -> bool:
+        """Whether a scheduler starts an FFMA per clock and has two register banks of one read per clock each.
+
+        With 16 FP32 lanes, as up to 8.0, an FFMA takes two clocks; banks from 10.0 on were not measured.
+        """
+        return 80 < self.capability <= 90
+
+    @property
     def peak_gflops(self) -> float:
         """FP32 peak of the CUDA cores, GFLOP/s: two per lane and clock; 0 if the clock is unknown."""
         return 2e-3 * self.sm_count * self.fp32_lanes_per_sm * self.clock_mhz
