@@ -185,15 +185,17 @@ def verify_command(
         device = None
         click.echo(f"nothing is timed: {error}", err=True)
     rows, failures = [], len(broken)
-    here = [entry for entry in entries if device is not None and _is_of(entry.record, device)]
+    here = {
+        entry.path: entry.record for entry in entries if device is not None and _is_of(entry.record, device)
+    }
     if device is not None:
         with meter() as line:
-            compile_ahead([entry.record for entry in here], device, store.depot, line)
+            compile_ahead(here.values(), device, store.depot, line)
     with OneWorker(ordinal or 0) as workers:
         for entry in entries:
             state: str
             try:
-                if entry in here:
+                if entry.path in here:
                     finding = audit(
                         entry.record,
                         workers,

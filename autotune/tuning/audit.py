@@ -76,10 +76,8 @@ class OneWorker:
             self._worker.turn_to(problem)
         else:
             self.close()
-            self._worker, self._cold = (
-                GpuWorker(self._ordinal, problem, cold=cold, service=self._service),
-                cold,
-            )
+            self._worker = GpuWorker(self._ordinal, problem, cold=cold, service=self._service)
+            self._cold = cold
         yield self._worker
 
     def close(self) -> None:
