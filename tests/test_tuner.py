@@ -17,7 +17,8 @@ from autotune.records import Store
 from autotune.space.space import Space
 from autotune.tuning.budget import Budget
 from autotune.tuning.built import Built
-from autotune.tuning.finals import FINALISTS, SUSTAINED_S, finalists, ranked, sustained_s
+from autotune.tuning.finals import FINALISTS, finalists, ranked, sustained_s
+from autotune.tuning.held import SUSTAINED_S
 from autotune.tuning.progress import Progress
 from autotune.tuning.trial import Trial
 from autotune.values.device import named_device

@@ -21,7 +21,7 @@ from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.space.space import Space
 from autotune.tuning.built import Built
-from autotune.tuning.finals import SUSTAINED_S
+from autotune.tuning.held import SUSTAINED_S, fastest_held
 from autotune.tuning.meter import Meter
 from autotune.values.device import Device, known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
@@ -262,16 +262,21 @@ def _renewed(
 ) -> Record | None:
     """Write the record of what is measured now; how it was found stays as it was. None if nothing passed."""
     passed = [
-        (outcome, each)
+        (each, outcome)
         for place, each in enumerate(contestants)
         if isinstance(each, Built) and isinstance(outcome := finals.outcomes.get(place), MeasuredTrial)
     ]
     if not passed:
         return None
-    passed.sort(key=lambda pair: pair[0].timing.median_ms)
-    won, best = passed[0]
-    listed = [(each.source, outcome) for outcome, each in passed[1:]]
-    held = gpu.sustained(best.binary, best.source.launch, won.timing, SUSTAINED_S, TIMEOUT_S)
+    passed.sort(key=lambda pair: pair[1].timing.median_ms)
+    place, held = fastest_held(
+        passed,
+        lambda each, trial: gpu.sustained(
+            each.binary, each.source.launch, trial.timing, SUSTAINED_S, TIMEOUT_S
+        ),
+    )
+    best, won = passed.pop(place)
+    listed = [(each.source, outcome) for each, outcome in passed]
     return compose.measured(
         *(best.source, best.binary, won, finals, facts, listed, record.search),
         sustained=None if isinstance(held, Rejected) else held,

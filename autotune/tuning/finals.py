@@ -14,6 +14,7 @@ from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
 from autotune.tuning.budget import Budget
 from autotune.tuning.built import Built
+from autotune.tuning.held import OTHERS, SUSTAINED_S, fastest_held, sparing
 from autotune.tuning.limits import trial_limit
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress
@@ -25,8 +26,8 @@ FINALISTS = 8
 QUICK_FINALISTS = 2  # of a quick search, whose caller waits: each costs a full check and a tenth of a second
 NAMED = 3  # of those that failed, where none passed
 MORE = 4  # times as many follow, where all before failed their full check
-SUSTAINED_S = 0.8  # of the winner back to back; NVML's counter of energy moves each tenth of a second
-SUSTAINED_SHARE = 0.125  # of a budget, which that may take at most
+SUSTAINED_SHARE = 0.125  # of a budget, which the winner's run back to back may take at most
+NEAR = 1.03  # times the best trial: finalists too, where they read less, and so may win at the power cap
 GIVEN_UP = 1.005  # what the choice among finalists that cannot be told apart may cost
 
 
@@ -127,26 +128,35 @@ def sustained_s(budget: Budget) -> float:
 
 
 def sustain(standing: Standing, gpu: GpuWorker, progress: Progress, seconds: float) -> Standing:
-    """Run the winner back to back, for the energy of its launches; that it or the GPU fails is a note."""
-    built = standing.built[standing.winner]
+    """Run the winner back to back, for the energy of its launches, and choose anew where the power cap does.
+
+    That it or the GPU fails is a note.
+    """
+    limit_s = TIMEOUT_S + trial_limit(standing.candidates.problem)
+
+    def run(built: Built, trial: MeasuredTrial) -> Sustained | Rejected:
+        return gpu.sustained(built.binary, built.source.launch, trial.timing, seconds, timeout_s=limit_s)
+
+    passed = [(standing.built[number], standing.passed(number)) for number in standing.order]
     try:
-        found = gpu.sustained(
-            *(built.binary, built.source.launch, standing.passed(standing.winner).timing, seconds),
-            timeout_s=TIMEOUT_S + trial_limit(standing.candidates.problem),
-        )
+        place, found = fastest_held(passed, run)
     except DeviceError as error:  # what was found is not lost for that
         progress.notes.append(f"the energy of a launch is not known: {error}")
         return standing
     if isinstance(found, Rejected):
         progress.notes.append(f"the energy of a launch is not known: {found.kind}, {found.why}")
         return standing
-    return replace(standing, sustained=found)
+    winner = standing.order[place]
+    order = [winner, *(number for number in standing.order if number != winner)]
+    return replace(standing, order=order, sustained=found)
 
 
 def finalists(
     pipeline: Pipeline, defended: Collection[int], progress: Progress, most: int = FINALISTS
 ) -> Iterator[list[int]]:
     """Yield the fastest of distinct code with the stored winners, then, on request, those behind them.
+
+    With the first go the fastest of a few block tiles that read less, unless the search is a quick one.
 
     Raises:
         TuningError: Nothing was measured.
@@ -155,6 +165,8 @@ def finalists(
     if not order:
         raise TuningError(progress.nothing_usable())
     first = order[:most]
+    if most == FINALISTS:
+        first += _sparing(order, first, trials)
     codes = {trials[number].code for number in first}
     first += [
         number
@@ -165,6 +177,12 @@ def finalists(
     rest = [number for number in order if number not in first]
     for begin in range(0, min(len(rest), MORE * most), most):
         yield rest[begin : begin + most]
+
+
+def _sparing(order: list[int], first: list[int], trials: Mapping[int, Trial]) -> list[int]:
+    best = trials[order[0]]
+    near = {number: trials[number].config for number in order if trials[number].cost <= NEAR * best.cost}
+    return [number for number in sparing(near, best.config) if number not in first][:OTHERS]
 
 
 def ranked(finals: Finals, built: Mapping[int, Built], defended: Collection[int]) -> list[int]:
