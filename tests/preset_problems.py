@@ -11,6 +11,8 @@ _OTHERS = {
     "nt_block": Problem(4096, 4096, 4096, "nt"),
     "split_block": Problem(1536, 1536, 4096, "tt"),
     "large_square": Problem(2176, 2048, 8192, "nt"),
+    "turned_block": Problem(8192, 8192, 8192),
+    "turned_across": Problem(4096, 4096, 4096, "nt"),
     "shallow_block": Problem(65536, 64, 64),
     "split_slim": Problem(1760, 128, 1760, beta=1),
     "turning_tiny": Problem(256, 256, 256),

@@ -58,6 +58,7 @@ def test_every_family_computes_a_batch(family, preset, changes, problem):
     expected = 1.5 * (turned(a, problem.layout[0]).astype(float) @ turned(b, problem.layout[1]))
     expected += 0.5 * problem.beta * c0
     workspace = workspace_of(source.launch)
+    assert source.launch.scratch_bytes == 0  # each product has counters of its own
     assert bool(workspace) == (changes.get("split_k", 1) > 1 or preset == "rows_across")
     for _ in range(2):  # the second finds what the first left in the workspaces of all products
         c = c0.copy() if problem.beta else np.full_like(c0, np.nan)

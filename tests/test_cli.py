@@ -16,6 +16,7 @@ from made_records import made
 
 from autotune import __version__
 from autotune.cli import COMMANDS, main
+from autotune.cli.tune import summary
 from autotune.records import Store
 from autotune.space.space import Space
 from autotune.values.problem import Problem
@@ -448,6 +449,12 @@ def test_tuning_without_a_gpu(tmp_path):
     record = json.loads(path.read_text())
     assert record["evidence"] == "estimated"
     assert record["timing"] is record["gflops"] is None
+
+
+def test_a_summary_says_what_there_is_besides_the_kernel():
+    turned = summary(made(Problem(4096, 4096, 4096, "nt"), preset="turned_across", ms=3.0)).splitlines()
+    assert "  besides   turn_a before it, in 4096 blocks, 126 MiB of workspace" in turned
+    assert "besides" not in summary(made(Problem(64, 64, 64)))
 
 
 def test_tuning_for_a_gpu_of_the_table(run, tmp_path):

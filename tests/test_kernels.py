@@ -280,9 +280,11 @@ def preset_cases() -> list[Case]:
         for number, config in enumerate(space(family).presets.values()):
             BM, BN, BK, stages = (int(config.get(name, 8)) for name in ("BM", "BN", "BK", "stages"))
             steps = max(1, int(config.get("split_k", 1))) * (stages + 2)
-            layout = "nt" if config.get("transpose_b") == 0 else "nn"
+            turns_a, turns_b = config.get("turn_a") == 1, config.get("turn_b") == 1
+            layout = "nt" if config.get("transpose_b") == 0 or turns_b or config.get("vec_b") == 1 else "nn"
+            over, short = 4 if turns_a else 1, 4 if turns_b else 1  # whole vectors of what is turned
             whole = Problem(BM, 2 * BN, steps * BK, layout, beta=number % 2)
-            edge = Problem(BM + 1, BN - 1, steps * BK - BK - 3, layout, beta=1 - number % 2)
+            edge = Problem(BM + over, BN - short, steps * BK - BK - 3, layout, beta=1 - number % 2)
             for problem in (whole, edge):
                 choice = space(family).fitted(config, problem, named_device("h200"))
                 scalars = "beta" if problem.beta else "beta absent"
@@ -293,6 +295,28 @@ def preset_cases() -> list[Case]:
 @pytest.mark.parametrize("case", [*itertools.chain(*PAIRS.values()), *preset_cases()], ids=str)
 def test_a_kernel_gives_the_chain_of_fmas_bit_by_bit(compiled: Compiler, case: Case) -> None:
     check(*compiled(case), case.scalars, case.operands)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(36, 132, 129, "nt"),
+        Problem(64, 36, 300, "nt", 1),
+        Problem(100, 64, 257, "nn"),
+        Problem(40, 100, 128, "tt"),
+    ],
+    ids=str,
+)
+def test_operands_are_turned_over_the_edges_of_its_blocks(problem: Problem) -> None:
+    device = named_device("h200")
+    turns = {"turn_a": int(problem.layout[0] == "n"), "turn_b": int(problem.layout[1] == "t")}
+    config = space("sgemm").config({**space("sgemm").presets["small_block"], **turns, "smem_pad": 0})
+    source = render(space("sgemm"), space("sgemm").fitted(config, problem, device), problem, device)
+    assert [name for name, turn in turns.items() if turn] == [
+        each.entry for each in source.launch.kernels[:-1]
+    ]
+    binary = compile_text(source.text, source.entry, device.arch, UNOPTIMISED)
+    check(source, binary, "beta" if problem.beta else "beta absent", "random")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -371,17 +395,20 @@ EVEN: dict[str, tuple[Problem, str, dict[str, int | str]]] = {  # what differs f
 }
 
 
-@pytest.mark.parametrize("name", EVEN)
-def test_blocks_that_run_at_a_time_share_the_last_tiles(name: str) -> None:
+def even(name: str) -> tuple[dict[str, Any], Source]:
     problem, preset, changes = EVEN[name]
     few = dataclasses.replace(named_device("h200"), sm_count=3)
     family = space("sgemm")
     config = family.config({**family.presets[preset], "split_k": 0, "min_blocks": 1, **changes})
-    values = family.values(config, problem, few)
-    source = render(family, config, problem, few)
+    return dict(family.values(config, problem, few)), render(family, config, problem, few)
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_blocks_that_run_at_a_time_share_the_last_tiles(name: str) -> None:
+    values, source = even(name)
     binary = compile_text(source.text, source.entry, "sm_90", UNOPTIMISED)
     assert isinstance(binary, Binary), binary
-    check(source, binary, "beta" if problem.beta else "beta absent", "random")
+    check(source, binary, "beta" if source.problem.beta else "beta absent", "random")
     shared = {"shared_tiles": values["cut_tiles"], "shared_sharers": values["sharers"]}
     parts = [parts_of(values | shared, tile) for tile in range(int(values["tiles"]))]
     assert min(last - first for tile in parts for first, last in tile) >= values["stages"]
@@ -389,6 +416,18 @@ def test_blocks_that_run_at_a_time_share_the_last_tiles(name: str) -> None:
     assert (whole > 0) == (name == "whole_tiles_first")
     assert all(len(tile) == 1 for tile in parts[:whole])
     assert 1 < max(map(len, parts)) <= values["most_parts"]
+
+
+def test_a_sum_that_no_block_kept_is_found() -> None:
+    """It would be zero if more than the counters were."""
+    values, source = even("fewer_tiles_than_blocks")
+    assert source.launch.zeroed_bytes == 128 >= 4 * values["cut_tiles"]
+    assert source.text.count("part < parts;") == 1
+    binary = compile_text(
+        source.text.replace("part < parts;", "part < most_parts;"), source.entry, "sm_90", UNOPTIMISED
+    )
+    assert isinstance(binary, Binary), binary
+    assert "] is nan, not " in str(difference(source, binary.ptx, "beta absent", "random"))
 
 
 # -- planted mistakes ----------------------------------------------------------------------------------------

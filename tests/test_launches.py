@@ -174,6 +174,28 @@ def test_a_kernel_without_blocks_is_not_launched(columns):
     assert [each.entry for each in space.launch(config, Problem(5, 6, 7), H200).kernels] == ["columns"]
 
 
+@pytest.mark.parametrize(
+    ("family", "preset", "changes", "problem", "counters"),
+    [
+        ("sgemm", "tiny_block", {"split_k": 4}, Problem(96, 352, 4096), 33),
+        ("sgemm", "deep_block", {}, Problem(64, 64, 64000, "nt"), 18),
+        ("sgemm", "cluster_small", {}, Problem(64, 512, 2048), 64),
+        ("sgemm", "square_block", {"turn_b": 1}, Problem(512, 512, 512, "nt"), 0),
+        ("sgemm", "thin_shared", {}, Problem(32, 18944, 3584, "nt"), 296),
+        ("sgemm_skinny", "rows_across", {}, Problem(5, 4096, 4096), 64),
+        ("sgemm_3xtf32", "two_warps", {"split_k": 2}, Problem(64, 64, 4096, "nn", 0, "3xtf32"), 2),
+        ("sgemm_3xtf32_wgmma", "small_block", {"split_k": 2}, Problem(64, 64, 4096, "nn", 0, "3xtf32"), 1),
+    ],
+)
+def test_of_a_workspace_whole_lines_of_counters_are_zero_at_first(family, preset, changes, problem, counters):
+    space = Space.load(family)
+    launch = space.launch(
+        space.fitted(space.config({**space.presets[preset], **changes}), problem, H200), problem, H200
+    )
+    assert launch.zeroed_bytes == 128 * -(-counters // 32)
+    assert launch.workspace_bytes > 128 * counters
+
+
 def test_scratch_memory_that_nobody_wrote_gives_a_wrong_product(columns):
     space = columns(
         template=TEMPLATE.replace("l < {{ k }}; l += {{ threads }}", "l < {{ k - 1 }}; l += {{ threads }}")

@@ -21,6 +21,7 @@ from autotune.records.learned import holds, read_learned, write_learned
 from autotune.search.prediction import predicted
 from autotune.space.space import Config, Space, families
 from autotune.tuning import prediction as module
+from autotune.tuning.held import reads_of
 from autotune.tuning.learn import TABLE, Measured, learn, read_table, trials, write_table
 from autotune.tuning.prediction import prediction
 from autotune.values.device import named_device
@@ -83,6 +84,17 @@ def test_it_is_legal_deterministic_and_kept(tmp_path, problem, monkeypatch):
     assert served(tmp_path / "other", problem) == first
     monkeypatch.setattr(module, "predicted", None)  # what is kept is not predicted again
     assert served(tmp_path, problem) == first
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tt"])
+def test_of_long_kernels_that_are_alike_the_one_that_reads_least_is_first(tmp_path, layout):
+    points = [point for point, _ in served(tmp_path, Problem(4096, 4096, 4096, layout)).points]
+    first, *others = points
+    best_ms = min(point.ms for point in points)
+    assert best_ms > module.LONG_MS
+    alike = [point for point in points if point.ms <= module.WITHIN * best_ms]
+    assert reads_of(first.config) == min(reads_of(point.config) for point in alike) < 1 / 64 + 1 / 128
+    assert [point.ms for point in others] == sorted(point.ms for point in others)
 
 
 @pytest.mark.parametrize("problem", [Problem(2272, 16, 5280, "tn"), Problem(640, 144, 6704, "nt")])

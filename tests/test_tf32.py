@@ -113,8 +113,8 @@ def multiply(source: Source, ptx: str, a: Floats, b: Floats, c: Floats, alpha: f
             binary.ptx, source.entry, launch.grid, launch.block, args, shared_bytes=launch.shared_bytes
         )
         pytest.fail(f"{again.faults or report.faults or report.notes}\n{source.config.id}\n{source.problem}")
-    counters = source.launch.workspace_bytes and not int(workspace[0].view(np.uint32)[-1])
-    assert counters or not workspace, "the counters are not zero again"
+    counters = [each.view(np.uint32)[: launch.zeroed_bytes // 4] for each in workspace]
+    assert not any(each.any() for each in counters), "the counters are not zero again"
     return out
 
 

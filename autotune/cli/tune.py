@@ -290,6 +290,11 @@ def summary(record: Record, space: str | None = None) -> str:
         f"{launch.shared_bytes + needs.static_shared_bytes} bytes of shared memory, "
         f"{math.prod(launch.block)} threads in {math.prod(launch.grid)} blocks",
     ]
+    besides = [f"{each.entry} before it, in {math.prod(each.grid)} blocks" for each in launch.kernels[:-1]]
+    if launch.workspace_bytes:
+        besides.append(f"{launch.workspace_bytes / 2**20:.3g} MiB of workspace")
+    if besides:
+        config.append(f"  besides   {', '.join(besides)}")
     found = [
         f"  verified  relative error {verified.error:.2g} (bound {verified.bound:.2g}): {verified.inputs}",
         f"  search    {search.strategy}, {search.extent} candidates{earlier} "

@@ -35,6 +35,7 @@ from autotune.records.learned import (
 )
 from autotune.search.prediction import Predicted, predicted
 from autotune.space.space import Config, Space
+from autotune.tuning.held import reads_of
 from autotune.values.device import Device
 from autotune.values.problem import Problem
 from autotune.values.typed import NewerSchemaError
@@ -42,13 +43,15 @@ from autotune.values.typed import NewerSchemaError
 MOST = 16  # points that are kept of a problem
 ALIKE = 2  # of them, those with one block tile and its depth; more only where nothing else is left
 LOOKED_AT = 120  # points of a family, from which they are chosen
+LONG_MS = 0.2  # from here on the power cap counts: what reads least is first of those expected within 1 %
+WITHIN = 1.01
 NEAR = 4  # stored winners whose tiles are looked at
 _KIND = ("BM", "BN", "BK", "warps_k")
 _OTHER_LAYOUT = 1.0  # as far as one extent larger by e
 _OTHER_BETA = 0.25
 _PLAIN = "kernels without a record are chosen by the static estimate alone"
 _PREDICTING = (
-    *("families", "model", "space", "search/prediction.py", "tuning/prediction.py"),
+    *("families", "model", "space", "search/prediction.py", "tuning/prediction.py", "tuning/held.py"),
     *("code/render.py", "code/templates.py", "code/sandbox.py", "values"),
 )
 
@@ -58,7 +61,8 @@ class Prediction:
     """What the model makes of a problem.
 
     Attributes:
-        points: Of all families, the fastest first, each with the stored winner whose config it is, if any.
+        points: Of all families, the fastest first, each with the stored winner whose config it is, if any. Of
+            long kernels that are expected within 1 % of the fastest the one that reads least comes before it.
         note: What the user should know of how it was made, one line; "" for nothing.
     """
 
@@ -201,6 +205,10 @@ def _predicted(
             return _predicted(problem, device, spaces, store, near, learned, why)
         points += [(each, own.get(each.config)) for each in found]
     points.sort(key=lambda entry: entry[0].ms)
+    if points and (best_ms := points[0][0].ms) >= LONG_MS:
+        near_best = [entry for entry in points if entry[0].ms <= WITHIN * best_ms]
+        least = min(near_best, key=lambda entry: reads_of(entry[0].config))
+        points.sort(key=lambda entry: entry is not least)
     kept = [
         (each.space.family, dict(each.config), each.ms, each.estimate_ms, place)
         for each, place in _unlike(points)

@@ -202,7 +202,7 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // Each layer of the grid computes one of 16 products, whose matrices lie so many floats apart.
     constexpr long long stride_a = 262144, stride_b = 262144, stride_c = 4096;
     const long long product = blockIdx.z;
-    workspace += product * 8196;  // a part for each
+    workspace += product * 8224;  // a part for each
     A += product * stride_a;
     B += product * stride_b;
     C += product * stride_c;
@@ -324,10 +324,12 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = TM * TN < 4 ? TM * TN : 4, part_moves = TM * TN / part_width;
+    constexpr int counters = 32;  // floats before the sums: whole lines
     constexpr int partials = 2;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
-    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
-    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
+    // The counters, [1][tiles], are zero between launches; behind them is kept [partials][tiles][part_moves][num_threads].
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace + counters)
+        + tile_id * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace) + tile_id;
 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {

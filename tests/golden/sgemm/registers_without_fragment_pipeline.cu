@@ -294,10 +294,12 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = TM * TN < 4 ? TM * TN : 4, part_moves = TM * TN / part_width;
+    constexpr int counters = 224;  // floats before the sums: whole lines
     constexpr int partials = 15;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [4][tiles], are zero between launches.
-    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
-    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
+    // The counters, [4][tiles], are zero between launches; behind them is kept [partials][tiles][part_moves][num_threads].
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace + counters)
+        + tile_id * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace) + tile_id;
 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {

@@ -310,20 +310,21 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
 
         if (steps < tiles_k) {
             // Other blocks have the other steps of this tile. The one that is done last adds all sums up, in the order of k, so that the
-            // result does not depend on which one that is. Kept is [tiles][3][outputs][num_threads], one float at a time: four would
-            // decide the register banks of the main loop. The counters behind it, [tiles], are zero between launches.
+            // result does not depend on which one that is. The counters, [tiles], are zero between launches; behind them is kept
+            // [tiles][3][outputs][num_threads], one float at a time: four would decide the register banks of the main loop.
             constexpr int outputs = TM * TN, most_parts = 3;
+            constexpr int counters = 192;  // floats before the sums: whole lines
             auto sharer_of = [&](int step) {  // where a stretch does not begin
                 step += tile_step - shared_from;
                 return step < longer * (share + 1) ? step / (share + 1) : (step - longer) / share;
             };
             const int first_sharer = sharer_of(stages - 1), parts = sharer_of(tiles_k - stages) - first_sharer + 1;
-            float* kept = workspace + (tile_id - whole_tiles) * (most_parts * BM * BN) + thread;
+            float* kept = workspace + counters + (tile_id - whole_tiles) * (most_parts * BM * BN) + thread;
             float* const own_kept = kept + (sharer - first_sharer) * (BM * BN);
             #pragma unroll
             for (int i = 0; i < outputs; ++i)
                 own_kept[i * num_threads] = acc[i / TN][i % TN];
-            auto* const arrivals = reinterpret_cast<unsigned*>(workspace + tiles * (most_parts * BM * BN)) + (tile_id - whole_tiles);
+            auto* const arrivals = reinterpret_cast<unsigned*>(workspace) + (tile_id - whole_tiles);
             __syncthreads();
             if (!__syncthreads_or(thread == 0 && count_in(arrivals, parts - 1) == parts - 1))
                 continue;

@@ -212,13 +212,14 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C)
             move<read_k>(reg_n[half][j], &b_fragments[stage * Bs_stage + col_of(j) * Bs_row + read * read_k]);
     };
 
-    // acc += reg_m x reg_n; odd rows run backwards, so that one operand stays in the reuse cache at each turn.
+    // acc += reg_m x reg_n, column by column, as all floats of a read of B lie in one register bank, and those of A take turns;
+    // odd columns run backwards, so that one operand stays in the reuse cache at each turn.
     auto multiply_step = [&](int half, int r) {
         #pragma unroll
-        for (int i = 0; i < TM; ++i)
+        for (int j = 0; j < TN; ++j)
             #pragma unroll
-            for (int step = 0; step < TN; ++step) {
-                const int j = i % 2 ? TN - 1 - step : step;
+            for (int step = 0; step < TM; ++step) {
+                const int i = j % 2 ? TM - 1 - step : step;
                 acc[i][j] += reg_m[half][r][i] * reg_n[half][j][r];
             }
     };

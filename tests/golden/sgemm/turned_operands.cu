@@ -6,7 +6,7 @@
 constexpr int m = 132;  // rows of C
 constexpr int n = 260;  // columns of C
 constexpr int k = 100;  // length of a dot product
-constexpr long long lda = 132, ldb = 260, ldc = 260;  // floats from one stored row to the next
+constexpr long long lda = 132, ldb = 260, ldc = 260;  // floats from one row to the next, of A and B as turned
 
 // The choice.
 constexpr int BM = 128, BN = 128;  // block tile of C
@@ -186,44 +186,46 @@ __device__ __forceinline__ void wait_for_turn()
 }
 
 // Turn a matrix of `rows` stored rows of `cols` floats, row_floats apart: its columns become rows without gaps. Blocks of 256
-// threads turn squares of 32 x 32 through shared memory.
+// threads turn 32 rows of 128 floats each through shared memory, one below the other.
 template <int rows, int cols, long long row_floats>
 __device__ __forceinline__ void turn(const float* from, float* to)
 {
-    __shared__ float square[32][33];
-    constexpr int across = (cols + 31) / 32;
-    const int row = blockIdx.x / across * 32, col = blockIdx.x % across * 32, lane = threadIdx.x % 32;
+    __shared__ float piece[32][128 + 1];
+    constexpr int down = (rows + 31) / 32;
+    const int row = blockIdx.x % down * 32, col = blockIdx.x / down * 128, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     #pragma unroll
-    for (int i = threadIdx.x / 32; i < 32; i += 8)
-        if (row + i < rows && col + lane < cols)
-            square[i][lane] = from[(row + i) * row_floats + col + lane];
+    for (int i = warp; i < 32; i += 8)
+        #pragma unroll
+        for (int j = lane; j < 128; j += 32)
+            if (row + i < rows && col + j < cols)
+                piece[i][j] = from[(row + i) * row_floats + col + j];
     __syncthreads();
     #pragma unroll
-    for (int i = threadIdx.x / 32; i < 32; i += 8)
-        if (col + i < cols && row + lane < rows)
-            to[(col + i) * static_cast<long long>(rows) + row + lane] = square[lane][i];
+    for (int j = warp; j < 128; j += 8)
+        if (col + j < cols && row + lane < rows)
+            to[(col + j) * static_cast<long long>(rows) + row + lane] = piece[lane][j];
 }
 
 // A, stored along k, as [k][m], for the kernel below.
 extern "C" __global__ void __launch_bounds__(256) turn_a(const float* A, float* workspace)
 {
     wait_for_turn();
-    turn<132, 100, 100>(A, workspace + 196616);
+    turn<132, 100, 100>(A, workspace + 196640);
 }
 
 // B, stored along k, as [k][n].
 extern "C" __global__ void __launch_bounds__(256) turn_b(const float* B, float* workspace)
 {
     wait_for_turn();
-    turn<260, 100, 100>(B, workspace + 209816);
+    turn<260, 100, 100>(B, workspace + 209840);
 }
 
 extern "C" __global__ void __launch_bounds__(num_threads, 2)
 sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* workspace)
 {
     wait_for_turn();
-    A = workspace + 196616;  // as turn_a left it
-    B = workspace + 209816;  // as turn_b left it
+    A = workspace + 196640;  // as turn_a left it
+    B = workspace + 209840;  // as turn_b left it
     extern __shared__ __align__(16) float shared[];
     float* const As = shared;                      // [stages][BK][As_row]
     float* const Bs = shared + stages * As_stage;  // [stages][BK][Bs_row]
@@ -350,10 +352,12 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = TM * TN < 4 ? TM * TN : 4, part_moves = TM * TN / part_width;
+    constexpr int counters = 32;  // floats before the sums: whole lines
     constexpr int partials = 2;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
-    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
-    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
+    // The counters, [1][tiles], are zero between launches; behind them is kept [partials][tiles][part_moves][num_threads].
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace + counters)
+        + tile_id * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace) + tile_id;
 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {

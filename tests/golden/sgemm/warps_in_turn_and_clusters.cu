@@ -440,10 +440,12 @@ sgemm(float alpha, const float* A, const float* B, float beta, float* C, float* 
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = my_rows * TN < 4 ? my_rows * TN : 4, part_moves = my_rows * TN / part_width;
+    constexpr int counters = 64;  // floats before the sums: whole lines
     constexpr int partials = 4;  // sums of a tile that are kept
-    // Kept is [partials][tiles][cluster_k][part_moves][num_threads]; the counters behind it, [tiles][cluster_k], are zero between launches.
-    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + (tile_id * cluster_k + rank) * part_moves * num_threads + thread;
-    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + (tile_id * cluster_k + rank);
+    // The counters, [tiles][cluster_k], are zero between launches; behind them is kept [partials][tiles][cluster_k][part_moves][num_threads].
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace + counters)
+        + (tile_id * cluster_k + rank) * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace) + (tile_id * cluster_k + rank);
 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {

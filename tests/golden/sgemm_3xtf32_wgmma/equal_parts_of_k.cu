@@ -398,10 +398,12 @@ sgemm_3xtf32_wgmma(float alpha, const float* A, const float* B, float beta, floa
     // The blocks that computed parts of one tile add them up through the workspace. The one that is done last does it,
     // in the order of k, so that the result does not depend on which one that is.
     constexpr int part_width = 1 * TN < 4 ? 1 * TN : 4, part_moves = 1 * TN / part_width;
+    constexpr int counters = 32;  // floats before the sums: whole lines
     constexpr int partials = 2;  // sums of a tile that are kept
-    // Kept is [partials][tiles][part_moves][num_threads]; the counters behind it, [1][tiles], are zero between launches.
-    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace) + tile_id * part_moves * num_threads + thread;
-    auto* const arrivals = reinterpret_cast<unsigned*>(workspace + partials * tiles * (BM * BN)) + tile_id;
+    // The counters, [1][tiles], are zero between launches; behind them is kept [partials][tiles][part_moves][num_threads].
+    auto* const kept = reinterpret_cast<Vector<part_width>*>(workspace + counters)
+        + tile_id * part_moves * num_threads + thread;
+    auto* const arrivals = reinterpret_cast<unsigned*>(workspace) + tile_id;
 
     // Keep this block's sums as number `to`.
     auto keep = [&](int to) {
