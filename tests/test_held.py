@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.code.compiler import Binary
 from autotune.code.render import render
-from autotune.errors import Rejected
-from autotune.space.space import Space
+from autotune.errors import DeviceError, Rejected
+from autotune.space.space import Config, Space
 from autotune.tuning.built import Built
 from autotune.tuning.finals import FINALISTS, finalists
-from autotune.tuning.held import ALIKE, GAINED, LOST, OTHERS, fastest_held, reads_of, tile_of
+from autotune.tuning.held import ALIKE, GAINED, LOST, OTHERS, fastest_held, reads_of, sparing, tile_of
 from autotune.tuning.trial import Trial
 from autotune.values.device import named_device
 from autotune.values.measurement import POWER_CAP, MeasuredTrial, Sustained, Timing, Verdict
@@ -92,6 +94,33 @@ def test_failures_leave_the_winner_what_it_is(kernels):
         kernels, {(64, 256): 1.0, (128, 256): 1.0}, Gpu({(64, 256): 1.09, (128, 256): failed})
     )
     assert (place, held.mean_ms) == (0, 1.09)
+
+
+def test_a_gpu_that_fails_while_another_runs_leaves_what_was_found(kernels):
+    def run(built, measured):
+        if tile_of(built.source.config)[:2] == (128, 256):
+            raise DeviceError("it fell off the bus")
+        return gpu(built, measured)
+
+    gpu = Gpu({(64, 256): 1.09})
+    place, held = chosen(kernels, {(64, 256): 1.0, (128, 256): 1.0}, run)
+    assert (place, held.mean_ms) == (0, 1.09)
+    with pytest.raises(DeviceError, match="bus"):
+        chosen(kernels, {(128, 256): 1.0}, run)
+
+
+def test_a_kernel_of_another_family_is_not_compared(kernels):
+    other = kernels[128, 256]
+    other = Built(replace(other.source, family="other"), other.binary)
+    gpu = Gpu({(64, 256): 1.09, (128, 256): 1.0})
+    assert fastest_held([(kernels[64, 256], trial(1.0)), (other, trial(1.0))], gpu)[0] == 0
+    assert gpu.ran == [(64, 256)]
+
+
+@pytest.mark.parametrize("extents", [{}, {"BM": 64}, {"BM": "small", "BN": 64}, {"BM": 64, "BN": 0}])
+def test_what_is_no_tile_is_not_compared(extents):
+    assert (tile_of(Config(extents)), reads_of(Config(extents))) == ((), float("inf"))
+    assert sparing({0: Config({"BM": 64, "BN": 64})}, Config(extents)) == []
 
 
 class Ended:

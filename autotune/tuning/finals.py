@@ -147,8 +147,8 @@ def sustain(standing: Standing, gpu: GpuWorker, progress: Progress, seconds: flo
         progress.notes.append(f"the energy of a launch is not known: {found.kind}, {found.why}")
         return standing
     winner = standing.order[place]
-    order = [winner, *(number for number in standing.order if number != winner)]
-    return replace(standing, order=order, sustained=found)
+    others = sorted(set(standing.order) - {winner}, key=lambda each: standing.passed(each).timing.median_ms)
+    return replace(standing, order=[winner, *others], sustained=found)
 
 
 def finalists(
@@ -181,7 +181,11 @@ def finalists(
 
 def _sparing(order: list[int], first: list[int], trials: Mapping[int, Trial]) -> list[int]:
     best = trials[order[0]]
-    near = {number: trials[number].config for number in order if trials[number].cost <= NEAR * best.cost}
+    near = {
+        number: trials[number].config
+        for number in order
+        if trials[number].cost <= NEAR * best.cost and trials[number].family == best.family
+    }
     return [number for number in sparing(near, best.config) if number not in first][:OTHERS]
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from autotune.errors import Rejected
+from autotune.errors import DeviceError, Rejected
 from autotune.space.space import Config
 from autotune.values.measurement import POWER_CAP, MeasuredTrial, Sustained
 
@@ -24,10 +24,11 @@ Tile = tuple[object, ...]
 
 
 def tile_of(config: Config) -> Tile:
-    """Return the block tile of a config and what it turns first; () where it chooses no tile."""
-    if "BM" not in config or "BN" not in config:
+    """Return the block tile of a config and what it turns first; () where it chooses no such tile."""
+    extents = (config.get("BM"), config.get("BN"))
+    if not all(isinstance(extent, int) and extent > 0 for extent in extents):
         return ()
-    return (config["BM"], config["BN"], *(config.get(name, 0) for name in ("turn_a", "turn_b")))
+    return (*extents, *(config.get(name, 0) for name in ("turn_a", "turn_b")))
 
 
 def reads_of(config: Config) -> float:
@@ -40,12 +41,13 @@ def sparing(configs: Mapping[K, Config], best: Config) -> list[K]:
     """Choose the first of each tile that reads less than the best config's, those that read least first.
 
     Args:
-        configs: By key, in order of preference.
-        best: The config to compare with.
+        configs: Of one family, by key, in order of preference.
+        best: The config to compare with, of the same family.
     """
     found: dict[Tile, K] = {}
+    most = reads_of(best) if tile_of(best) else 0.0  # where there is no tile nothing is known to read less
     for key, config in configs.items():
-        if reads_of(config) < reads_of(best):
+        if reads_of(config) < most:
             found.setdefault(tile_of(config), key)
     return sorted(found.values(), key=lambda key: reads_of(configs[key]))
 
@@ -64,7 +66,11 @@ def fastest_held(
         run: Runs one back to back.
 
     Returns:
-        The place of the one that holds the most, and what it did; the winner's failure where it failed.
+        The place of the winner or of one of its family that holds 1 % more, and what it did; the winner's
+        failure where it failed. That another fails, or the GPU while another runs, leaves what was found.
+
+    Raises:
+        DeviceError: The GPU failed while the winner ran.
     """
     first = run(*passed[0])
     if isinstance(first, Rejected) or POWER_CAP not in first.throttle:
@@ -75,11 +81,14 @@ def fastest_held(
     alike = {
         place: built.source.config
         for place, (built, trial) in enumerate(passed)
-        if trial.timing.median_ms <= ALIKE * short_ms
+        if trial.timing.median_ms <= ALIKE * short_ms and built.source.family == passed[0][0].source.family
     }
     best, held = 0, first
     for place in sparing(alike, alike[0])[:OTHERS]:
-        found = run(*passed[place])
+        try:
+            found = run(*passed[place])
+        except DeviceError:
+            break
         if isinstance(found, Sustained) and GAINED * found.mean_ms < held.mean_ms:
             best, held = place, found
     return best, held

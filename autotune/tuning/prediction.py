@@ -206,7 +206,8 @@ def _predicted(
         points += [(each, own.get(each.config)) for each in found]
     points.sort(key=lambda entry: entry[0].ms)
     if points and (best_ms := points[0][0].ms) >= LONG_MS:
-        near_best = [entry for entry in points if entry[0].ms <= WITHIN * best_ms]
+        first = points[0][0].space
+        near_best = [entry for entry in points if entry[0].ms <= WITHIN * best_ms and entry[0].space is first]
         least = min(near_best, key=lambda entry: reads_of(entry[0].config))
         points.sort(key=lambda entry: entry is not least)
     kept = [
