@@ -280,11 +280,10 @@ def preset_cases() -> list[Case]:
         for number, config in enumerate(space(family).presets.values()):
             BM, BN, BK, stages = (int(config.get(name, 8)) for name in ("BM", "BN", "BK", "stages"))
             steps = max(1, int(config.get("split_k", 1))) * (stages + 2)
-            turns_a, turns_b = config.get("turn_a") == 1, config.get("turn_b") == 1
-            layout = "nt" if config.get("transpose_b") == 0 or turns_b or config.get("vec_b") == 1 else "nn"
-            over, short = 4 if turns_a else 1, 4 if turns_b else 1  # whole vectors of what is turned
+            layout = "nt" if config.get("transpose_b") == 0 or config.get("vec_b") == 1 else "nn"
+            over = 4 if config.get("turn_a") == 1 else 1  # whole vectors of what is turned
             whole = Problem(BM, 2 * BN, steps * BK, layout, beta=number % 2)
-            edge = Problem(BM + over, BN - short, steps * BK - BK - 3, layout, beta=1 - number % 2)
+            edge = Problem(BM + over, BN - 1, steps * BK - BK - 3, layout, beta=1 - number % 2)
             for problem in (whole, edge):
                 choice = space(family).fitted(config, problem, named_device("h200"))
                 scalars = "beta" if problem.beta else "beta absent"

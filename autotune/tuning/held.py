@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from autotune.errors import DeviceError, Rejected
+from autotune.model.account import global_loads
 from autotune.space.space import Config
 from autotune.values.measurement import POWER_CAP, MeasuredTrial, Sustained
 
@@ -33,8 +34,7 @@ def tile_of(config: Config) -> Tile:
 
 def reads_of(config: Config) -> float:
     """Return how many floats of its operands a block reads for each FFMA; infinite without a tile."""
-    tile = tile_of(config)
-    return sum(1 / float(str(extent)) for extent in tile[:2]) if tile else math.inf
+    return global_loads(1, int(config["BM"]), int(config["BN"])) if tile_of(config) else math.inf
 
 
 def sparing(configs: Mapping[K, Config], best: Config) -> list[K]:
