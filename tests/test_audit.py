@@ -12,6 +12,7 @@ from autotune.code import cubins
 from autotune.code.depot import Depot
 from autotune.code.render import render
 from autotune.errors import Rejected, SpaceError
+from autotune.records.schema import Cublas
 from autotune.tuning.audit import TOLERANCE, OneWorker, audit, compile_ahead, staleness
 from autotune.tuning.meter import Meter
 from autotune.values.measurement import Finals, Sustained
@@ -93,6 +94,19 @@ def test_another_time_is_recorded_anew_beside_the_finalists(root, now, state):
     assert renewed.gflops == pytest.approx(PROBLEM.flops / ms / 1e6)
     assert renewed.search == stored.search
     assert renewed.created > stored.created
+
+
+@pytest.mark.parametrize(("then", "state"), [(2.4, "slower"), (2.02, "holds"), (1.7, "faster")])
+def test_another_speed_over_cublas_is_recorded_anew_though_the_time_holds(root, then, state):
+    worker, baseline = Answering(winner=measured(1.0), other=measured(1.1)), Cublas(then, None, "13.1.0")
+    stored = record(vs_cublas=then, cublas=baseline)
+    finding = audit(stored, worker, Depot(root))
+    assert (finding.state, finding.now_ms) == (state, 1.0)
+    if state == "holds":
+        assert finding.renewed is stored
+    else:
+        assert finding.why == f"by more than 5 %: {then} x cuBLAS then, 2 x cuBLAS now"
+        assert (finding.renewed.config, finding.renewed.vs_cublas) == (WINNER, 2.0)
 
 
 def test_a_stale_record_is_proved_and_timed_without_a_search(root):

@@ -67,6 +67,12 @@ def simulated(name: str) -> dict[str, int]:
 NAMES = list(script().KERNELS)
 
 
+@pytest.mark.parametrize("tool", script().PLANTED)
+def test_a_kernel_with_a_mistake_for_the_sanitizer_compiles(tool: str) -> None:
+    name, old, new = script().PLANTED[tool]
+    assert script().built(name, "sm_90", old, new)["cubin"]
+
+
 @needs_figures
 def test_the_figures_are_measured_and_of_the_ptx_beside_them() -> None:
     assert document()["measured_on"].startswith("NVIDIA H200")

@@ -87,6 +87,17 @@ def test_the_fastest_of_each_tile_that_reads_less_runs_and_no_more_than_some(ker
     assert len(gpu.ran) == 1 + OTHERS
 
 
+def test_those_that_read_as_much_run_after_those_that_read_less(kernels):
+    gpu = Gpu({(128, 128): 1.09, (128, 256): 1.05, (64, 256): 1.0, (256, 64): 1.0})
+    passed = [
+        (kernels[tile], trial(1.0)) for tile in [(128, 128), (128, 128), (64, 256), (128, 256), (128, 128)]
+    ]
+    assert fastest_held(passed, gpu)[0] == 3
+    assert gpu.ran == [(128, 128), (128, 256), (128, 128), (128, 128)]
+    gpu = Gpu({(128, 256): 1.09, (256, 128): 1.02})
+    assert chosen(kernels, {(128, 256): 1.0, (256, 128): 1.005}, gpu)[0] == 1
+
+
 def test_failures_leave_the_winner_what_it_is(kernels):
     failed = Rejected("crash", "it fell")
     assert chosen(kernels, {(64, 256): 1.0, (128, 256): 1.0}, Gpu({(64, 256): failed})) == (0, failed)

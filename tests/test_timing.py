@@ -202,15 +202,12 @@ def test_several_small_kernels_are_timed_by_graph_where_one_of_that_length_is_no
     assert methods == ["back-to-back", "back-to-back", "graph"]
 
 
-def test_graphs_can_be_asked_for_whatever_the_kernels_take():
-    (timing,) = time_finalists([Scripted(2.0)], "cold", method="graph")
-    assert (timing.method, timing.launches) == ("graph", 3)
-
-
-def test_one_tiny_finalist_makes_all_use_graphs():
+def test_finalists_are_timed_as_graphs_unless_launches_are_asked_for():
     tiny, large = Scripted(0.005), Scripted(1.0)
     assert [timing.method for timing in time_finalists([large, tiny], "warm")] == ["graph", "graph"]
     assert large.prepared[-1] == (3, "graph")
+    (timing,) = time_finalists([Scripted(2.0)], "warm", method="back-to-back")
+    assert (timing.method, timing.launches) == ("back-to-back", 3)
 
 
 def test_whoever_runs_is_announced_before():

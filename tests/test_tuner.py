@@ -220,6 +220,12 @@ def test_that_run_is_taken_from_a_budget_that_can_spare_it(budget, seconds):
     assert sustained_s(Budget.parse(budget)) == seconds
 
 
+def test_what_replaces_a_winner_that_was_run_so_is_run_too_in_however_short_a_search(bench):
+    assert bench.tune(budget="0.5s").sustained is None
+    assert bench.tune(budget="20").sustained is not None
+    assert bench.tune(budget="0.5s").sustained is not None
+
+
 @pytest.mark.parametrize(
     ("fault", "why"), [("crash", "crash, the GPU worker died"), ("killed", "the GPU worker failed 3 times")]
 )

@@ -121,7 +121,7 @@ class Stand:
             entrants[number] = Multiplication(self._gpu, *candidate)
         if library is not None:
             entrants[CUBLAS] = library.multiplication(self._problem)
-        verdicts, timings = self._contest(entrants, announce, None)
+        verdicts, timings = self._contest(entrants, announce, "graph")
         outcomes = {number: _trial(verdicts[number], timings.get(number)) for number in candidates}
         cublas = timings.get(CUBLAS)
         if library is None or cublas is None:
@@ -213,7 +213,7 @@ class Stand:
         return dict(zip(names, found, strict=True))
 
     def _contest(
-        self, entrants: Mapping[W, Multiply], announce: Announce, method: Method | None
+        self, entrants: Mapping[W, Multiply], announce: Announce, method: Method
     ) -> tuple[dict[W, Verdict | Rejected], dict[W, Timing]]:
         """Check all in full, then time those that are right in turns."""
         names = list(entrants)

@@ -1,9 +1,10 @@
 """How candidates and finalists are timed on the GPU: samples, launches, repeats and turns.
 
 A sample is the time of several launches between two CUDA events, divided by their number; a timing is the
-median of samples. Launches of a few microseconds are replayed as a CUDA graph, because the host needs several
-for each launch. During a search each candidate is timed briefly and alone; the finalists are then timed in
-turns, so that a change of clocks or temperature affects all of them alike.
+median of samples. During a search each candidate is timed briefly and alone; launches of a few microseconds
+are replayed as a CUDA graph, because the host needs several for each launch. The finalists are then timed in
+turns, so that a change of clocks or temperature affects all of them alike, and all as graphs: a host that
+compiles meanwhile may need 50 us for one call of cuBLAS.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def time_finalists(
     clocks: ClockSource | None = None,
     announce: Callable[[int], None] = lambda index: None,
     now: Callable[[], float] = time.monotonic,
-    method: Method | None = None,
+    method: Method = "graph",
     elsewhere: Sequence[Callable[[], Sequence[Runnable]]] = (),
 ) -> list[Timing]:
     """Time all in rounds, each running one sample of everyone in rotated order.
@@ -122,7 +123,7 @@ def time_finalists(
         clocks: Read before and after.
         announce: Told the index of the runnable about to run.
         now: Seconds, for the time limit.
-        method: How launches are issued, for all; when None, by graph if one of the kernels needs it.
+        method: How launches are issued, for all.
         elsewhere: Each moves the operands to a place of its own, and returns all runnables there: rounds are
             spread over these places, unless a launch takes longer than `LONG_MS`.
 
@@ -134,8 +135,6 @@ def time_finalists(
     for index, runnable in enumerate(runnables):
         announce(index)
         plans.append(_calibrate(runnable, FINAL_SAMPLE_MS)[:3])
-    if method is None:
-        method = "graph" if any(plan[1] == "graph" for plan in plans) else "back-to-back"
     for index, (launches, _, per_launch) in enumerate(plans):
         affordable = max(1, int(FINAL_SAMPLE_LIMIT_MS / per_launch))
         plans[index] = (max(launches, min(FINAL_LAUNCHES, affordable)), method, per_launch)

@@ -27,7 +27,7 @@ from autotune.values.device import Device, known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
 from autotune.values.problem import Problem
 
-TOLERANCE = 0.05  # of the stored time: the same kernel differs by this from day to day
+TOLERANCE = 0.05  # of the stored time and speed over cuBLAS: the same kernel differs by this from day to day
 TIMEOUT_S = 300.0
 
 State = Literal["holds", "slower", "faster", "stale", "failed"]
@@ -113,14 +113,14 @@ def staleness(record: Record, depot: Depot) -> str | None:
 def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = TOLERANCE) -> Finding:
     """Render, compile, verify in full and time a record's config beside cuBLAS.
 
-    Where it no longer holds, the finalists of its search are measured beside it, and the fastest of them all
-    is what the renewed record holds.
+    Where its time or its speed over cuBLAS does not hold, the finalists of its search are measured beside it,
+    and the fastest of them all is what the renewed record holds.
 
     Args:
         record: Measured, of this machine's GPU.
         workers: Lend the worker for a problem, and for cold operands or not, such as `OneWorker`.
         depot: For what was compiled.
-        tolerance: Share of the stored time within which it holds.
+        tolerance: Share of the stored figures within which it holds.
 
     Raises:
         SpaceError: Its family is none of the built-in ones.
@@ -142,7 +142,13 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         finals = _measured(contestants, gpu)
         outcome: MeasuredTrial | Rejected = winner if isinstance(winner, Rejected) else finals.outcomes[0]
         now = outcome.timing.median_ms if isinstance(outcome, MeasuredTrial) else None
-        if now is not None and not stale and abs(now - before) <= tolerance * before:
+        figures = [("ms", before, now), ("x cuBLAS", record.vs_cublas, _vs_cublas(finals, now))]
+        moved = [
+            (unit, then, found)
+            for unit, then, found in figures
+            if then is not None and found is not None and abs(found - then) > tolerance * then
+        ]
+        if now is not None and not stale and not moved:
             return Finding("holds", "", before, now, record)
         if others and len(contestants) == 1:
             contestants += _built(space, others, record, facts.device, depot)
@@ -154,14 +160,18 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         return Finding("failed", why + told, before, None, renewed)
     if stale:
         return Finding("stale", "its config renders to other code than then", before, now, renewed)
-    slower = now is not None and now > before
+    unit, then, found = moved[0]
     return Finding(
-        "slower" if slower else "faster",
-        f"by more than {100 * tolerance:g} %: {before:.6g} ms then, {now:.6g} ms now",
+        "slower" if (found > then) == (unit == "ms") else "faster",
+        f"by more than {100 * tolerance:g} %: {then:.6g} {unit} then, {found:.6g} {unit} now",
         before,
         now,
         renewed,
     )
+
+
+def _vs_cublas(finals: Finals, ms: float | None) -> float | None:
+    return None if ms is None or finals.cublas is None else finals.cublas.median_ms / ms
 
 
 def compile_ahead(stored: Iterable[Record], device: Device, depot: Depot, meter: Meter) -> None:

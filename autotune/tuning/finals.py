@@ -127,15 +127,16 @@ def sustained_s(budget: Budget) -> float:
     return SUSTAINED_S if SUSTAINED_SHARE * budget.seconds >= SUSTAINED_S else 0.0
 
 
-def sustain(standing: Standing, gpu: GpuWorker, progress: Progress, seconds: float) -> Standing:
+def sustain(standing: Standing, gpu: GpuWorker, progress: Progress) -> Standing:
     """Run the winner back to back, for the energy of its launches, and choose anew where the power cap does.
 
-    That it or the GPU fails is a note.
+    Where a stored winner was run so, the one that takes its place is too, whatever the budget. That it or the
+    GPU fails is a note.
     """
     limit_s = TIMEOUT_S + trial_limit(standing.candidates.problem)
 
     def run(built: Built, trial: MeasuredTrial) -> Sustained | Rejected:
-        return gpu.sustained(built.binary, built.source.launch, trial.timing, seconds, timeout_s=limit_s)
+        return gpu.sustained(built.binary, built.source.launch, trial.timing, SUSTAINED_S, timeout_s=limit_s)
 
     passed = [(standing.built[number], standing.passed(number)) for number in standing.order]
     try:

@@ -260,10 +260,10 @@ def search(problem: Problem, shop: Workshop, request: Request, progress: Progres
         gpu = shop.gpus[pipeline.working]
         most = FINALISTS if request.first is None else QUICK_FINALISTS
         standing = hold(pipeline, candidates, list(stored.records), gpu, logs, progress, most)
-        if progress.reserved_s:
+        if progress.reserved_s or any(record.sustained for record in stored.records.values()):
             progress.stage = "running the winner back to back, for its energy"
             watch(progress)
-            standing = sustain(standing, gpu, progress, progress.reserved_s)
+            standing = sustain(standing, gpu, progress)
         facts = standing.facts
         for log in logs:
             log.event("gpu", uuid=facts.uuid, pci_bus_id=facts.pci_bus_id, start_s=dict(facts.start_s))

@@ -80,6 +80,11 @@ KERNELS: dict[str, tuple[Problem, str, str | None, dict[str, int | str]]] = {
     "ladder: shared_tile": (Problem(*GUARDED, "tt"), "shared_tile", "shared_tile", {}),
 }  # fmt: skip
 
+PLANTED = {  # tool of the sanitizer: a kernel, its text, and the mistake in its place that the tool must find
+    "memcheck": ("guarded cp_async of 8 bytes", "row * ld + col, inside);", "row * ld + col + m * ld);"),
+    "racecheck": ("one output per thread", "__syncthreads();  // nobody reads the tile any more", ""),
+}
+
 SURE = [  # every version of ncu has them
     "smsp__inst_executed.sum",
     "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",

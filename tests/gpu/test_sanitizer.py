@@ -32,11 +32,6 @@ NAMES = (
     "odd sizes, cp_async",
     "ladder: shared_tile",
 )
-# tool: a kernel and the mistake that the tool must find in it
-PLANTED = {
-    "memcheck": ("guarded cp_async of 8 bytes", "row * lda + col, inside);", "row * lda + col + m * lda);"),
-    "racecheck": ("one output per thread", "__syncthreads();  // nobody reads the tile any more", ""),
-}
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*")
 
 
@@ -67,7 +62,7 @@ def summary(tool: str, kernels: list[dict[str, object]], folder: Path) -> str:
     return found[-1] if done.returncode == 0 else f"{found[-1]}; {said[-3000:]}"
 
 
-@pytest.mark.parametrize("tool", PLANTED)
+@pytest.mark.parametrize("tool", measure_counters.PLANTED)
 def test_rendered_kernels_are_clean(tool: str, tmp_path: Path) -> None:
     kernels = [measure_counters.built(name, current_device(0).arch) for name in NAMES]
     clean = {
@@ -77,9 +72,9 @@ def test_rendered_kernels_are_clean(tool: str, tmp_path: Path) -> None:
     assert summary(tool, kernels, tmp_path) == clean[tool]
 
 
-@pytest.mark.parametrize("tool", PLANTED)
+@pytest.mark.parametrize("tool", measure_counters.PLANTED)
 def test_a_planted_mistake_is_found(tool: str, tmp_path: Path) -> None:
-    name, old, new = PLANTED[tool]
+    name, old, new = measure_counters.PLANTED[tool]
     kernel = measure_counters.built(name, current_device(0).arch, old, new)
     found = summary(tool, [kernel], tmp_path).partition(";")[0]
     assert re.search(r"[1-9]\d* (?:errors?|hazards?)", found), found

@@ -10,7 +10,12 @@ pytestmark = pytest.mark.gpu
 
 STEPS = 200
 SHAPES = [(1, 256), (7, 48), (33, 200), (64, 1024), (300, 333), (256, 256), (517, 512), (1021, 1021)]
-CASES = [(math, *shape) for math in ("ffma", "3xtf32", "3xfp16") for shape in SHAPES]
+CASES = [
+    (math, m, n)
+    for math in ("ffma", "3xtf32", "3xfp16")
+    for m, n in SHAPES
+    if math != "3xfp16" or n > 64  # which that family asks of k
+]
 
 
 @pytest.fixture(scope="module")
