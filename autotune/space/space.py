@@ -687,26 +687,36 @@ class _Columns(dict[str, Any]):
     """Names to columns of integers, made when an expression asks for them."""
 
     def __init__(
-        self, file: SpaceFile, facts: Mapping[str, Any], ordinals: Mapping[str, NDArray[np.int16]]
+        self,
+        file: SpaceFile,
+        facts: Mapping[str, Any],
+        ordinals: Mapping[str, NDArray[np.int16]],
+        before: tuple[_Columns, NDArray[np.int64]] | None = None,
     ) -> None:
         super().__init__(facts)
         self._file = file
         self._ordinals = ordinals
+        self._before = before  # columns of more points, and which of them these are
 
     def grown(self, ordinals: Mapping[str, NDArray[np.int16]]) -> _Columns:
         """Return those of points with one more parameter: numbers stay, columns are made again."""
-        numbers = {name: value for name, value in self.items() if not isinstance(value, np.ndarray)}
-        return _Columns(self._file, numbers, ordinals)
+        return _Columns(self._file, self._numbers(), ordinals)
 
     def kept(self, points: NDArray[np.int64], ordinals: Mapping[str, NDArray[np.int16]]) -> _Columns:
         """Return those of some of the points, by index."""
-        known = {
-            name: value[points] if isinstance(value, np.ndarray) else value for name, value in self.items()
-        }
-        return _Columns(self._file, known, ordinals)
+        return _Columns(self._file, self._numbers(), ordinals, (self, points))
+
+    def _numbers(self) -> dict[str, Any]:
+        return {name: value for name, value in self.items() if not isinstance(value, np.ndarray)}
+
+    def _made(self, name: str) -> bool:
+        return name in self or (self._before is not None and self._before[0]._made(name))
 
     def __missing__(self, name: str) -> Any:
-        if name in self._file.derived:
+        if self._before is not None and self._before[0]._made(name):
+            columns, points = self._before
+            self[name] = columns[name][points]
+        elif name in self._file.derived:
             self[name] = self._file.derived[name](self)
         else:
             values = self._file.parameters[name]
