@@ -571,6 +571,22 @@ def test_every_preset_is_searched_where_it_has_its_history(sgemm):
         assert [listed.config(index) for index in range(len(listed))] == [preset], name
 
 
+def test_steps_are_counted_parameter_by_parameter(sgemm):
+    legal = sgemm.enumerate(Problem(64, 48, 4096, "nt"), H200)
+    assert len(legal) > 1000
+    choose = random.Random(3)
+    for _ in range(5):
+        config = {name: choose.choice(values) for name, values in sgemm.parameters.items()}
+        config[choose.choice(list(config))] = 12345  # no value of the space
+        wanted = np.zeros(len(legal))
+        for column, (name, values) in enumerate(sgemm.parameters.items()):
+            if config[name] in values:
+                away = abs(legal.ordinals[:, column] - values.index(config[name]))
+                wanted += (away > 0) + 0.5 * away / max(1, len(values) - 1)
+        assert legal.steps(config) == pytest.approx(wanted, abs=1e-12)
+        assert legal.nearest(config) == np.flatnonzero(wanted < wanted.min() + 1e-9)[0]
+
+
 def test_a_preset_has_a_near_point_for_every_problem(sgemm):
     for problem in (Problem(1, 1, 1), Problem(4095, 4097, 1023, "tt")):
         legal = sgemm.enumerate(problem, H200)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from autotune.space.space import Legal
 
 MISMATCH_COST = 0.5  # added to the scaled ordinal distance for each parameter that differs
-TABLE_ENTRIES = 1 << 13  # parameters are folded into lookup tables of at most this many entries
 
 
 class Projected:
@@ -73,29 +72,12 @@ class Projection:
     """Finds the unseen legal points nearest to any combination of values.
 
     The distance is a sum over the parameters that differ: the difference of their ordinals, divided by the
-    number of choices less one, plus `MISMATCH_COST`. Adjacent parameters are folded into one code per point,
-    so that a distance takes a few table look-ups per point: with 14 parameters in 3 tables, 0.7 ms for
-    150,000 points and 3.3 ms for a million on one CPU core, where arithmetic on the ordinals takes 29 and
-    149 ms.
+    number of choices less one, plus `MISMATCH_COST`.
     """
 
     def __init__(self, legal: Legal) -> None:
-        self._groups: list[tuple[list[int], NDArray[np.intp]]] = []
+        self._groups = legal.folded
         self._sizes = [len(legal.choices[name]) for name in legal.names]
-        entries = TABLE_ENTRIES
-        for column, size in enumerate(self._sizes):
-            codes = legal.ordinals[:, column].astype(np.intp)
-            if np.ptp(codes) == 0:
-                continue  # the same for every point
-            if entries * size <= TABLE_ENTRIES:
-                columns, folded = self._groups[-1]
-                columns.append(column)
-                folded *= size
-                folded += codes
-                entries *= size
-            else:
-                self._groups.append(([column], codes))
-                entries = size
         self._distance = np.empty(len(legal), np.float32)
         self._part = np.empty(len(legal), np.float32)
 

@@ -23,6 +23,8 @@ from autotune.values.measurement import ARGUMENTS, Argument, KernelLaunch, Launc
 from autotune.values.problem import MATHS, Math, Problem
 
 _MOST_POINTS = 20_000_000  # about 1 GB while they are listed
+_TABLE_ENTRIES = 1 << 13  # of parameters that are folded into one table
+_ROUNDING = 1e-9  # sums of fractions in another order
 _MOST_CHOICES = 1 << 15  # values of one parameter: an ordinal is an int16
 
 
@@ -106,7 +108,10 @@ class Legal:
 
     def nearest(self, config: Mapping[str, Value]) -> int | None:
         """Find the point that differs least from a config: in fewest parameters, then by fewest steps."""
-        return int(self.steps(config).argmin()) if len(self) else None
+        if not len(self):
+            return None
+        steps = self.steps(config)
+        return int((steps <= steps.min() + _ROUNDING).argmax())  # the first of them
 
     def steps(self, config: Mapping[str, Value]) -> NDArray[np.float64]:
         """Return each point's distance from a config: for each parameter that differs 1 and up to 0.5.
@@ -114,12 +119,50 @@ class Legal:
         Returns:
             `[count]`; a value that the space does not have counts for nothing.
         """
-        steps = np.zeros(len(self))
-        for i, (ordinal, choices) in enumerate(zip(self._row(config), self.choices.values(), strict=True)):
-            if ordinal is not None:
-                away = np.abs(self.ordinals[:, i] - ordinal)
-                steps += (away > 0) + 0.5 * away / max(1, len(choices) - 1)
+        tables = []
+        for ordinal, choices in zip(self._row(config), self.choices.values(), strict=True):
+            away = np.abs(np.arange(len(choices)) - (0 if ordinal is None else ordinal))
+            cost = (away > 0) + 0.5 * away / max(1, len(choices) - 1)
+            tables.append(np.zeros(len(choices)) if ordinal is None else cost)
+        varying = {column for columns, _ in self.folded for column in columns}
+        constant = set(range(len(tables))) - varying if len(self) else set()
+        same = sum((tables[column][self.ordinals[0, column]] for column in constant), 0.0)
+        steps = np.full(len(self), same)
+        for columns, codes in self.folded:
+            table = np.zeros(1)
+            for column in columns:
+                table = np.add.outer(table, tables[column]).ravel()
+            steps += table[codes]
         return steps
+
+    @cached_property
+    def folded(self) -> list[tuple[list[int], NDArray[np.intp]]]:
+        """Adjacent parameters that vary, folded into one code per point.
+
+        So a sum over parameters takes a few look-ups per point: with 14 parameters in 3 tables, 0.7 ms for
+        150,000 points and 3.3 ms for a million on one CPU core, where arithmetic on the ordinals takes 29 and
+        149 ms.
+
+        Returns:
+            Columns of `ordinals` in ascending order, and `[count]` codes: places in the table of all
+            combinations of their choices, the last column's the fastest.
+        """
+        groups: list[tuple[list[int], NDArray[np.intp]]] = []
+        entries = _TABLE_ENTRIES
+        for column, choices in enumerate(self.choices.values()):
+            codes = self.ordinals[:, column].astype(np.intp)
+            if not len(codes) or np.ptp(codes) == 0:
+                continue  # the same for every point
+            if entries * len(choices) <= _TABLE_ENTRIES:
+                columns, folded = groups[-1]
+                columns.append(column)
+                folded *= len(choices)
+                folded += codes
+                entries *= len(choices)
+            else:
+                groups.append(([column], codes))
+                entries = len(choices)
+        return groups
 
     def _row(self, config: Mapping[str, Value]) -> list[int | None]:
         """Return where each value of a config stands among those of its parameter; None where it does not."""
@@ -300,18 +343,17 @@ class Space:
                 chosen = np.tile(np.arange(len(values), dtype=np.int16), count)
                 if tree is not None:
                     tree.keep(parents)
-            ordinals = {key: column[parents] for key, column in ordinals.items()}
-            ordinals[name] = chosen
+            grown = _Ordinals(ordinals, parents, name, chosen)
             count = len(chosen)
-            columns = columns.grown(ordinals)
+            columns = columns.grown(grown)
             for rule in self._decided_at[depth]:
                 keep = np.broadcast_to(np.asarray(rule.expression(columns), bool), (count,))
                 left = int(np.count_nonzero(keep))
                 if left < count:
                     removed[rule] = (count - left) * remaining
                     kept = np.flatnonzero(keep)  # an index takes a third of the time of a mask
-                    ordinals = {key: column[kept] for key, column in ordinals.items()}
-                    columns = columns.kept(kept, ordinals)
+                    grown = grown.kept(kept)
+                    columns = columns.kept(kept, grown)
                     count = left
                     if tree is not None:
                         tree.keep(kept)
@@ -328,10 +370,11 @@ class Space:
                         f"{self.path.name}: no config is legal for {problem} on {device.name}; the last were "
                         f"removed by {rule.name}, {rule.expression.text} ({rule.reason}){remedy}",
                     )
+            ordinals = {key: grown[key] for key in (*ordinals, name)}
         return Legal(
             names=tuple(self.parameters),
             choices=dict(self.parameters),
-            ordinals=np.stack([ordinals[name] for name in self.parameters], axis=1),
+            ordinals=np.stack([ordinals[name] for name in self.parameters]).T,  # columns are what is read
             raw=raw,
             removals=tuple(Removal(rule, points) for rule, points in removed.items()),
             absent=self._file.absent,
@@ -681,6 +724,35 @@ class _Tree:
     def keep(self, points: NDArray[Any]) -> None:
         """Follow the points that stay, by index."""
         self._node_of_point = self._node_of_point[points]
+
+
+class _Ordinals(dict[str, NDArray[np.int16]]):
+    """Columns of ordinals of points that extend others by one parameter, made when they are asked for.
+
+    Args:
+        before: Those of the others.
+        parents: For each point the one that it extends.
+        name: The parameter.
+        chosen: Its ordinals.
+    """
+
+    def __init__(
+        self,
+        before: Mapping[str, NDArray[np.int16]],
+        parents: NDArray[np.int64],
+        name: str,
+        chosen: NDArray[np.int16],
+    ) -> None:
+        super().__init__({name: chosen})
+        self._before, self._parents, self._name = before, parents, name
+
+    def kept(self, points: NDArray[np.int64]) -> _Ordinals:
+        """Return those of some of the points, by index."""
+        return _Ordinals(self._before, self._parents[points], self._name, self[self._name][points])
+
+    def __missing__(self, name: str) -> NDArray[np.int16]:
+        self[name] = self._before[name][self._parents]
+        return self[name]
 
 
 class _Columns(dict[str, Any]):
