@@ -74,6 +74,26 @@ def test_a_kernel_without_a_loop_counts_whole():
     assert loop.opcodes["STG"] == 1
 
 
+@pytest.mark.parametrize("alpha", [True, False])
+def test_a_loop_that_adds_up_is_not_the_one_that_multiplies(alpha):
+    """Where the multiplies are unrolled whole, what follows may be the only loop, with one FFMA or none."""
+    text = """
+    extern "C" __global__ void flat(float* out, int n)
+    {
+        float a = threadIdx.x, b = blockIdx.x;
+        #pragma unroll
+        for (int j = 0; j < 24; ++j)
+            a = a * b + n;
+        #pragma unroll 1
+        for (int i = 0; i < n; ++i)
+            out[i] = SUM;
+    }
+    """.replace("SUM", "out[i] * b + a" if alpha else "out[i] + a")
+    loop = main_loop(binary(text, "flat").cubin, "flat")
+    assert loop.opcodes["FFMA"] == 24 + alpha
+    assert (loop.first, loop.instructions) == (0, loop.total)
+
+
 def test_machine_code_that_is_none_is_one_clear_line():
     with pytest.raises(ToolchainError, match="does not read the machine code of chain"):
         main_loop(b"not an ELF file", "chain")

@@ -20,6 +20,9 @@ from autotune.errors import ToolchainError
 
 INSTRUCTION_BYTES = 16  # since Volta
 MULTIPLIES = ("FFMA", "HMMA", "HGMMA")  # the instructions that a main loop exists for
+_LEAST_SHARE = (
+    0.25  # of a kernel's multiplies, in its main loop: what is peeled off and what follows has the others
+)
 _TIMEOUT_S = 60.0
 
 
@@ -67,7 +70,8 @@ class Loop:
 def main_loop(cubin: bytes, entry: str) -> Loop:
     """Return the loop with the most `MULTIPLIES`: what one of its iterations executes.
 
-    Of a loop over tiles it is the loop within that has more than half of them.
+    Of a loop over tiles it is the loop within that has more than half of them. Where no loop has a quarter of
+    the kernel's, it is the whole kernel.
     Predicated-off padding (``@!PT``) counts: it takes an issue slot like any other instruction.
 
     Raises:
@@ -89,7 +93,10 @@ def main_loop(cubin: bytes, entry: str) -> Loop:
     def weight(loop: tuple[int, int]) -> tuple[int, int]:
         return multiplies[loop[1]] - multiplies[loop[0]], loop[0] - loop[1]
 
-    best = max(loops, key=weight, default=(0, len(code)))
+    whole = (0, len(code))
+    best = max(loops, key=weight, default=whole)
+    if _LEAST_SHARE * multiplies[-1] > weight(best)[0]:
+        best = whole  # the loop that multiplies is unrolled whole, and this one adds up sums
     while within := [
         (first, end)
         for first, end in loops
