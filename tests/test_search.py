@@ -293,7 +293,7 @@ def test_projection_of_a_space_that_needs_several_tables() -> None:
     rows = np.unique(np.stack([rng.integers(0, size, 3000) for size in sizes], 1), axis=0)
     legal = legal_list({f"p{i}": tuple(range(size)) for i, size in enumerate(sizes)}, rows.tolist())
     projection = Projection(legal)
-    assert len(projection._groups) > 1
+    assert len(legal.folded) > 1
     for index in rng.integers(0, len(legal), 20):
         assert projection.nearest(rows[index].tolist(), np.zeros(len(legal), bool)).tolist() == [index]
 
@@ -301,7 +301,7 @@ def test_projection_of_a_space_that_needs_several_tables() -> None:
 def test_constant_columns_of_the_sweep_cost_no_table(sweep: tuple[Legal, list[float]]) -> None:
     legal, _ = sweep
     varying = int((np.ptp(legal.ordinals, axis=0) > 0).sum())
-    assert sum(len(columns) for columns, _ in Projection(legal)._groups) == varying < len(legal.names)
+    assert sum(len(columns) for columns, _ in legal.folded) == varying < len(legal.names)
 
 
 def test_import_and_logging_stay_quiet(capfd: pytest.CaptureFixture[str]) -> None:

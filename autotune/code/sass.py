@@ -21,7 +21,7 @@ from autotune.errors import ToolchainError
 INSTRUCTION_BYTES = 16  # since Volta
 MULTIPLIES = ("FFMA", "HMMA", "HGMMA")  # the instructions that a main loop exists for
 _LEAST_SHARE = (
-    0.25  # of a kernel's multiplies, in its main loop: what is peeled off and what follows has the others
+    0.25  # of a kernel's multiplies that its main loop has; the others are peeled off, or follow it
 )
 _TIMEOUT_S = 60.0
 

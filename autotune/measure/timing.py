@@ -131,15 +131,15 @@ def time_finalists(
         Timings in the order of ``runnables``.
     """
     count = len(runnables)
-    plans = []
+    launches = []  # of a sample of each
     for index, runnable in enumerate(runnables):
         announce(index)
-        plans.append(_calibrate(runnable, FINAL_SAMPLE_MS)[:3])
-    for index, (launches, _, per_launch) in enumerate(plans):
+        wanted, _, per_launch, _ = _calibrate(runnable, FINAL_SAMPLE_MS)
         affordable = max(1, int(FINAL_SAMPLE_LIMIT_MS / per_launch))
-        plans[index] = (max(launches, min(FINAL_LAUNCHES, affordable)), method, per_launch)
-    if not elsewhere or any(per_launch > LONG_MS for *_, per_launch in plans):
-        elsewhere = [lambda: runnables]
+        launches.append(max(wanted, min(FINAL_LAUNCHES, affordable)))
+        if per_launch > LONG_MS:
+            elsewhere = ()
+    elsewhere = elsewhere or [lambda: runnables]
     most, least = (-(-each // len(elsewhere)) for each in (FINAL_ROUNDS, FINAL_LEAST_ROUNDS))
 
     def rounds() -> list[Timing]:
@@ -150,7 +150,7 @@ def time_finalists(
             here = moved()
             for index, runnable in enumerate(here):
                 announce(index)
-                runnable.prepare(plans[index][0], method)
+                runnable.prepare(launches[index], method)
                 runnable.sample()
                 samples[index].append([])
             end = now() + FINAL_SECONDS / len(elsewhere)
@@ -162,7 +162,7 @@ def time_finalists(
                     announce(index)
                     samples[index][-1].append(here[index].sample())
         seen = clocks.stop() if clocks is not None else None
-        return [_timing(own, plan[0], l2, method, seen) for own, plan in zip(samples, plans, strict=True)]
+        return [_timing(own, each, l2, method, seen) for own, each in zip(samples, launches, strict=True)]
 
     timings = rounds()
     if any(timing.noisy for timing in timings):

@@ -54,7 +54,7 @@ def measured(
         timing=timing,
         sustained=sustained,
         gflops=source.problem.flops / timing.median_ms / 1e6,
-        vs_cublas=None if cublas is None else cublas.median_ms / timing.median_ms,
+        vs_cublas=finals.vs_cublas(timing.median_ms),
         cublas=None
         if cublas is None
         else Cublas(cublas.median_ms, finals.cublas_kernel, finals.cublas_version),

@@ -13,9 +13,7 @@ from autotune.values.device import Device
 from autotune.values.problem import Problem
 
 LOST_TO_WAVES = 0.25  # share of the SMs' time without work, above which that is what limits a kernel
-LOST_TO_BANKS = (
-    0.1  # share of the issue time waited for banks, above which they limit it, not other instructions
-)
+LOST_TO_BANKS = 0.1  # share of the issue time waited for banks, above which they limit it
 
 RELIEF = {  # bottleneck: (what it means, the change that would relieve it), where a family does not say
     "issue": (

@@ -76,8 +76,7 @@ class Projection:
     """
 
     def __init__(self, legal: Legal) -> None:
-        self._groups = legal.folded
-        self._sizes = [len(legal.choices[name]) for name in legal.names]
+        self._legal = legal
         self._distance = np.empty(len(legal), np.float32)
         self._part = np.empty(len(legal), np.float32)
 
@@ -90,12 +89,12 @@ class Projection:
         """
         distance = self._distance
         distance.fill(0)
-        for columns, codes in self._groups:
-            table = np.zeros(1, np.float32)
-            for column in columns:
-                gap = np.abs(np.arange(self._sizes[column]) - target[column])
-                cost = gap / (self._sizes[column] - 1) + MISMATCH_COST * (gap > 0)
-                table = np.add.outer(table, cost.astype(np.float32)).ravel()
+        costs = []
+        for choices, ordinal in zip(self._legal.choices.values(), target, strict=True):
+            gap = np.abs(np.arange(len(choices)) - ordinal)
+            cost = gap / max(1, len(choices) - 1) + MISMATCH_COST * (gap > 0)
+            costs.append(cost.astype(np.float32))
+        for table, codes in self._legal.tables(costs):
             np.take(table, codes, out=self._part, mode="clip")  # mode "raise" would buffer the output
             distance += self._part
         np.putmask(distance, seen, np.inf)

@@ -119,21 +119,29 @@ class Legal:
         Returns:
             `[count]`; a value that the space does not have counts for nothing.
         """
-        tables = []
+        costs = []
         for ordinal, choices in zip(self._row(config), self.choices.values(), strict=True):
-            away = np.abs(np.arange(len(choices)) - (0 if ordinal is None else ordinal))
-            cost = (away > 0) + 0.5 * away / max(1, len(choices) - 1)
-            tables.append(np.zeros(len(choices)) if ordinal is None else cost)
+            away = np.zeros(len(choices)) if ordinal is None else np.abs(np.arange(len(choices)) - ordinal)
+            costs.append((away > 0) + 0.5 * away / max(1, len(choices) - 1))
         varying = {column for columns, _ in self.folded for column in columns}
-        constant = set(range(len(tables))) - varying if len(self) else set()
-        same = sum((tables[column][self.ordinals[0, column]] for column in constant), 0.0)
-        steps = np.full(len(self), same)
-        for columns, codes in self.folded:
-            table = np.zeros(1)
-            for column in columns:
-                table = np.add.outer(table, tables[column]).ravel()
+        steps = np.zeros(len(self))
+        for column in set(range(len(costs))) - varying:
+            steps += costs[column][self.ordinals[:1, column]]  # the same for all
+        for table, codes in self.tables(costs):
             steps += table[codes]
         return steps
+
+    def tables(self, costs: Sequence[NDArray[Any]]) -> Iterator[tuple[NDArray[Any], NDArray[np.intp]]]:
+        """Yield for each group of `folded` the summed costs of its combinations, and each point's place.
+
+        Args:
+            costs: Of each parameter, in the order of `names`: one for each of its choices.
+        """
+        for columns, codes in self.folded:
+            table = costs[columns[0]]
+            for column in columns[1:]:
+                table = np.add.outer(table, costs[column]).ravel()
+            yield table, codes
 
     @cached_property
     def folded(self) -> list[tuple[list[int], NDArray[np.intp]]]:

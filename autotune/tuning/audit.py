@@ -21,7 +21,7 @@ from autotune.records import compose
 from autotune.records.schema import Record
 from autotune.space.space import Space
 from autotune.tuning.built import Built
-from autotune.tuning.held import SUSTAINED_S, fastest_held
+from autotune.tuning.held import fastest_held, runs_on
 from autotune.tuning.meter import Meter
 from autotune.values.device import Device, known_devices
 from autotune.values.measurement import Finals, GpuFacts, MeasuredTrial
@@ -142,7 +142,7 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         finals = _measured(contestants, gpu)
         outcome: MeasuredTrial | Rejected = winner if isinstance(winner, Rejected) else finals.outcomes[0]
         now = outcome.timing.median_ms if isinstance(outcome, MeasuredTrial) else None
-        figures = [("ms", before, now), ("x cuBLAS", record.vs_cublas, _vs_cublas(finals, now))]
+        figures = [("ms", before, now), ("x cuBLAS", record.vs_cublas, now and finals.vs_cublas(now))]
         moved = [
             (unit, then, found)
             for unit, then, found in figures
@@ -168,10 +168,6 @@ def audit(record: Record, workers: Workers, depot: Depot, *, tolerance: float = 
         now,
         renewed,
     )
-
-
-def _vs_cublas(finals: Finals, ms: float | None) -> float | None:
-    return None if ms is None or finals.cublas is None else finals.cublas.median_ms / ms
 
 
 def compile_ahead(stored: Iterable[Record], device: Device, depot: Depot, meter: Meter) -> None:
@@ -279,12 +275,7 @@ def _renewed(
     if not passed:
         return None
     passed.sort(key=lambda pair: pair[1].timing.median_ms)
-    place, held = fastest_held(
-        passed,
-        lambda each, trial: gpu.sustained(
-            each.binary, each.source.launch, trial.timing, SUSTAINED_S, TIMEOUT_S
-        ),
-    )
+    place, held = fastest_held(passed, runs_on(gpu, TIMEOUT_S))
     best, won = passed.pop(place)
     listed = [(each.source, outcome) for each, outcome in passed]
     return compose.measured(

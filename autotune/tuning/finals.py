@@ -14,7 +14,7 @@ from autotune.records.trials import TrialLog
 from autotune.search.candidates import Candidates
 from autotune.tuning.budget import Budget
 from autotune.tuning.built import Built
-from autotune.tuning.held import OTHERS, SUSTAINED_S, fastest_held, sparing
+from autotune.tuning.held import OTHERS, SUSTAINED_S, fastest_held, runs_on, sparing
 from autotune.tuning.limits import trial_limit
 from autotune.tuning.pipeline import Pipeline
 from autotune.tuning.progress import Progress
@@ -133,11 +133,7 @@ def sustain(standing: Standing, gpu: GpuWorker, progress: Progress) -> Standing:
     Where a stored winner was run so, the one that takes its place is too, whatever the budget. That it or the
     GPU fails is a note.
     """
-    limit_s = TIMEOUT_S + trial_limit(standing.candidates.problem)
-
-    def run(built: Built, trial: MeasuredTrial) -> Sustained | Rejected:
-        return gpu.sustained(built.binary, built.source.launch, trial.timing, SUSTAINED_S, timeout_s=limit_s)
-
+    run = runs_on(gpu, TIMEOUT_S + trial_limit(standing.candidates.problem))
     passed = [(standing.built[number], standing.passed(number)) for number in standing.order]
     try:
         place, found = fastest_held(passed, run)

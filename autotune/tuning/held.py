@@ -12,6 +12,7 @@ from autotune.space.space import Config
 from autotune.values.measurement import POWER_CAP, MeasuredTrial, Sustained
 
 if TYPE_CHECKING:
+    from autotune.measure.worker import GpuWorker
     from autotune.tuning.built import Built
 
 SUSTAINED_S = 0.8  # of one, back to back; NVML's counter of energy moves each tenth of a second
@@ -52,6 +53,15 @@ def sparing(configs: Mapping[K, Config], best: Config) -> list[K]:
     return sorted(found.values(), key=lambda key: reads_of(configs[key]))
 
 
+def runs_on(gpu: GpuWorker, timeout_s: float) -> Callable[[Built, MeasuredTrial], Sustained | Rejected]:
+    """Return what runs a finalist back to back on a GPU for `SUSTAINED_S`, each within ``timeout_s``."""
+
+    def run(built: Built, trial: MeasuredTrial) -> Sustained | Rejected:
+        return gpu.sustained(built.binary, built.source.launch, trial.timing, SUSTAINED_S, timeout_s)
+
+    return run
+
+
 def fastest_held(
     passed: Sequence[tuple[Built, MeasuredTrial]],
     run: Callable[[Built, MeasuredTrial], Sustained | Rejected],
@@ -64,7 +74,7 @@ def fastest_held(
 
     Args:
         passed: Finalists that passed, the winner first, then by time.
-        run: Runs one back to back.
+        run: Runs one back to back, see `runs_on`.
 
     Returns:
         The place of the winner or of one of its family that holds 1 % more, and what it did; the winner's

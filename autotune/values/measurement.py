@@ -265,6 +265,10 @@ class Finals:
     cublas_kernel: str | None
     cublas_version: str | None = None
 
+    def vs_cublas(self, median_ms: float) -> float | None:
+        """Return the time of cuBLAS over that of a finalist; None where cuBLAS has none."""
+        return None if self.cublas is None else self.cublas.median_ms / median_ms
+
 
 @dataclass(frozen=True)
 class GpuFacts:
